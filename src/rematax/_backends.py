@@ -1,0 +1,4 @@
+"""Temporary."""
+class D:
+    summary = "cpu"
+def describe_backend(): return D()

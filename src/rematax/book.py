@@ -1,0 +1,337 @@
+"""The kernel side of the book: how a page's numbers become assertions, prose and a ledger.
+
+A chapter computes a number, and :func:`claim` does three things with it. It asserts the number, so
+that a build with a wrong one fails. It *glues* the number, so that prose can show it without anybody
+typing it. And it leaves a row (value, expectation, tolerance, source) in the metadata of that glued
+output, so that the row travels with the output through the execution cache. The Sphinx side, in
+``docs/_ext``, gathers the rows into ``claims.json`` and the ledger pages.
+
+:func:`record` glues without asserting (timings, names of what was found), :func:`belief` records
+what became of a belief of the field that a page put to the test, :func:`figure` shows a figure that
+is legible in light and dark and has alternative text, and :func:`stamp` says what the page ran on.
+
+Outside a notebook kernel all of them check their arguments and show nothing.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+import sys
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from ._backends import describe_backend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ClaimError", "belief", "claim", "figure", "record", "stamp"]
+
+VERDICTS = ("holds", "holds only if", "does not hold")
+
+# MyST-NB takes an output whose types carry this prefix for a value to paste, not to show.
+_GLUED = "application/papermill.record/"
+_ID = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
+
+# id -> (execution count, source) of the cell that used it, to tell a duplicate from a cell run again
+_used: dict[str, tuple[int, str]] = {}
+
+
+class ClaimError(AssertionError):
+    """A claim of the book that turned out not to hold."""
+
+
+def claim(
+    id: str,
+    value: Any,
+    *,
+    expected: float | None = None,
+    below: float | None = None,
+    above: float | None = None,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    unit: str = "",
+    source: str = "",
+    says: str = "",
+) -> None:
+    r"""Assert a number, glue it for the prose, and leave its row for the ledger.
+
+    The claim holds if :math:`|value - expected| \le atol + rtol\,|expected|`, if
+    :math:`value < below` and if :math:`value > above`, each where given. At least one must be.
+
+    Args:
+        id: Name to paste the value by, lower-case words joined by ``-``, ``_`` or ``.``; used once
+            in the whole book. No colon: MyST puts the number format behind one.
+        value: A Python, NumPy or JAX real scalar, in ``unit``. It is stored as ``int`` or ``float``.
+        expected: The right value, in ``unit``.
+        below: Strict upper bound, in ``unit``.
+        above: Strict lower bound, in ``unit``.
+        rtol: Relative tolerance on ``expected``. The default, zero, asks for equality.
+        atol: Absolute tolerance on ``expected``, in ``unit``. The default, zero, asks for equality.
+        unit: Unit of the value, such as ``"B"`` or ``"1/min"``; empty for a pure number.
+        source: Where the expectation comes from: a publication, a closed form, a count.
+        says: What is claimed, as a short phrase for the ledger.
+
+    Raises:
+        ClaimError: The claim does not hold. Names the id, the value and what was expected.
+        TypeError: The value is not a real scalar.
+        ValueError: The value is not finite, the id is malformed or used before, a tolerance is
+            negative or has nothing to apply to, or nothing was claimed.
+
+    Example:
+        >>> from rematax.book import claim
+        >>> claim("doc-two", 1.9999, expected=2, rtol=1e-3, source="arithmetic")
+        >>> claim("doc-three", 3.5, expected=3)
+        Traceback (most recent call last):
+        ...
+        rematax.book.ClaimError: claim 'doc-three' does not hold: the value is 3.5, expected 3.
+    """
+    number = _scalar(id, value)
+    bounds = {"expected": expected, "below": below, "above": above}
+    given = {name: _scalar(id, bound) for name, bound in bounds.items() if bound is not None}
+    if not given:
+        raise ValueError(
+            f"claim {id!r} claims nothing: give expected=, below= or above=, "
+            "or use record() for a value that is only shown."
+        )
+    if not (rtol >= 0 and atol >= 0):
+        raise ValueError(f"claim {id!r}: rtol and atol must not be negative, got {rtol}, {atol}.")
+    if (rtol or atol) and "expected" not in given:
+        raise ValueError(f"claim {id!r}: a tolerance needs expected=; bounds are strict.")
+    _register(id)
+
+    holds = (
+        ("expected" not in given or abs(number - given["expected"]) <= atol + rtol * abs(given["expected"]))
+        and number < given.get("below", math.inf)
+        and number > given.get("above", -math.inf)
+    )
+    if not holds:
+        within = "".join(f", {name} {tol:g}" for name, tol in (("rtol", rtol), ("atol", atol)) if tol)
+        wanted = ", ".join(f"{name} {bound!r}" for name, bound in given.items())
+        about = f" ({says})" if says else ""
+        raise ClaimError(
+            f"claim {id!r}{about} does not hold: the value is {number!r}, {wanted}{within}."
+        )
+    tolerance = {"rtol": rtol, "atol": atol} if "expected" in given else None
+    row = {**given, "tolerance": tolerance, "unit": unit, "source": source, "says": says}
+    _glue(id, "claim", number, verdict="holds", **row)
+
+
+def record(id: str, value: Any, *, unit: str = "", says: str = "") -> None:
+    """Glue a value for the prose without asserting it.
+
+    For what depends on the machine or the JAX version: a timing ratio, the name of what was found.
+
+    Args:
+        id: Name to paste the value by, as in :func:`claim`.
+        value: A real scalar in ``unit``, or a short text.
+        unit: Unit of the value; empty for a pure number or text.
+        says: What was measured, as a short phrase for the ledger.
+
+    Raises:
+        TypeError: The value is neither a real scalar nor text.
+        ValueError: The value is not finite, or the id is malformed or used before.
+
+    Example:
+        >>> from rematax.book import record
+        >>> record("doc-ratio", 1.31, says="time with and without checkpointing")
+    """
+    stored = value if isinstance(value, str) else _scalar(id, value)
+    _register(id)
+    _glue(id, "record", stored, unit=unit, says=says)
+
+
+def belief(id: str, text: str, verdict: str, because: str) -> None:
+    """Record what became of a belief of the field that this page put to the test, and show it.
+
+    A belief that does not hold is a finding, not a failure.
+
+    Args:
+        id: Name to paste the verdict by, as in :func:`claim`.
+        text: The belief, as people say it.
+        verdict: ``"holds"``, ``"holds only if"`` or ``"does not hold"``. Compute it.
+        because: What was measured, with its numbers, as one sentence. Compute it too.
+
+    Raises:
+        ValueError: An unknown verdict, no reason given, or an id that is malformed or used before.
+
+    Example:
+        >>> from rematax.book import belief
+        >>> belief("doc-twice", "It takes twice the time.", "does not hold", "it took 1.3 times.")
+    """
+    if verdict not in VERDICTS:
+        raise ValueError(f"belief {id!r}: the verdict is {verdict!r}, but must be one of {VERDICTS}.")
+    if not (text.strip() and because.strip()):
+        raise ValueError(f"belief {id!r} needs both its text and what was measured (because=).")
+    _register(id)
+    _glue(id, "belief", verdict, verdict=verdict, says=text, because=because)
+    page = (
+        f'<aside class="rx-belief" data-verdict="{verdict}" aria-label="Folklore, tested">'
+        f"<p><strong>Folklore, tested.</strong> “{html.escape(text)}” "
+        f'<span class="rx-verdict">{verdict}</span> {html.escape(because)}</p></aside>'
+    )
+    _display({"text/html": page, "text/plain": f"Folklore, tested: “{text}” {verdict}: {because}"})
+
+
+def figure(fig: Figure, *, alt: str) -> None:
+    """Show a Matplotlib figure as an inline drawing that follows the page's light or dark theme.
+
+    Emits HTML with inline SVG, in which Matplotlib's default colours are replaced by CSS variables,
+    and a PNG for notebooks. The figure is closed.
+
+    Args:
+        fig: The figure. Leave colours at their defaults (``"C0"``, ``"k"``, ``"0.5"``, ...): only
+            those follow the theme.
+        alt: What the figure shows, in words, with its numbers: compute it. The first sentence is
+            the title, the whole is the description.
+
+    Raises:
+        ValueError: The alternative text is empty.
+
+    Example:
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
+        >>> import matplotlib.pyplot as plt
+        >>> from rematax.book import figure
+        >>> fig, ax = plt.subplots()
+        >>> figure(fig, alt=f"A line from {0} to {1}.")
+    """
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    if not alt.strip():
+        raise ValueError("figure needs alt=: say in words, with numbers, what the figure shows.")
+    svg, png = io.StringIO(), io.BytesIO()
+    # Text stays text: it can be selected, searched and read aloud. Ids come from the alt text, so
+    # that the same figure is the same bytes, and two figures of a page do not share their ids.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
+        fig.savefig(svg, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
+    fig.savefig(png, format="png", bbox_inches="tight", dpi=120)
+    plt.close(fig)
+    _display(
+        {
+            "text/html": f'<div class="rx-figure">{_themed_svg(svg.getvalue(), alt)}</div>',
+            "image/png": b64encode(png.getvalue()).decode(),
+            "text/plain": alt,
+        },
+        rematax={"kind": "figure", "alt": alt},
+    )
+
+
+def stamp() -> None:
+    """Say what this page was computed on: versions, backend and floating-point width.
+
+    Example:
+        >>> from rematax.book import stamp
+        >>> stamp()
+    """
+    width = "float64" if jax.config.jax_enable_x64 else "float32"
+    text = f"Computed with {_versions()}, Python {sys.version.split()[0]}, on {_backend()}, in {width}."
+    _display({"text/html": f'<p class="rx-stamp">{html.escape(text)}</p>', "text/plain": text})
+
+
+# Matplotlib's defaults -> what a page's style sheet may set, with the default as the fallback.
+_COLOURS = {
+    "#000000": "currentColor",
+    "#ffffff": "var(--pst-color-background, #ffffff)",
+    "#b0b0b0": "var(--rx-grid, #b0b0b0)",
+    "#cccccc": "var(--rx-grid, #cccccc)",
+    "#808080": "var(--pst-color-text-muted, #808080)",
+    **{
+        colour: f"var(--rx-c{i}, {colour})"
+        for i, colour in enumerate(
+            "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split()
+        )
+    },
+}
+
+
+def _themed_svg(svg: str, alt: str) -> str:
+    """Cut Matplotlib's SVG down to its element, name it, and let the page choose its colours."""
+    svg = svg[svg.index("<svg") :]
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg).group(1))  # type: ignore[union-attr]
+    # Points to CSS pixels: the drawing is shown at its size, and shrinks on a narrow screen.
+    style = f"max-width:{width * 4 / 3:.0f}px;width:100%;height:auto"
+    head = re.search(r"<svg[^>]*>", svg).group(0)  # type: ignore[union-attr]
+    viewbox = re.search(r'viewBox="[^"]*"', head).group(0)  # type: ignore[union-attr]
+    title = html.escape(re.split(r"(?<=[.:;])\s", alt, maxsplit=1)[0])
+    opened = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'{viewbox} role="img" aria-label="{html.escape(alt)}" fill="currentColor" style="{style}">'
+        f"<title>{title}</title><desc>{html.escape(alt)}</desc>"
+    )
+    body = svg[svg.index(head) + len(head) :]
+    body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # Matplotlib names its fallback fonts one by one; the page's own font is the better choice.
+    body = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", body)
+    return opened + re.sub(r"#[0-9a-f]{6}\b", lambda m: _COLOURS.get(m[0], m[0]), body)
+
+
+def _scalar(id: str, value: Any) -> int | float:
+    """Return the value as a Python int or float, or say why it is none."""
+    shape = np.shape(value) if not isinstance(value, str) else None
+    dtype = getattr(value, "dtype", None) if shape == () else None
+    if isinstance(value, (bool, np.bool_)) or dtype == np.bool_:
+        raise TypeError(f"{id!r} got a truth value: pass the number that was compared instead.")
+    whole = isinstance(value, int) or (dtype is not None and jax.numpy.issubdtype(dtype, np.integer))
+    real = isinstance(value, float) or (dtype is not None and jax.numpy.issubdtype(dtype, np.floating))
+    if not (whole or real):
+        what = f"an array of shape {shape}" if shape else f"a {type(value).__name__}"
+        raise TypeError(f"{id!r} got {what}: pass one real number, such as float(x) or x.max().")
+    number = int(value) if whole else float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{id!r} got {number}: a number of the book must be finite.")
+    return number
+
+
+def _register(id: str) -> None:
+    """Refuse an id that is malformed or was used by another cell."""
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise ValueError(
+            f"the id {id!r} is malformed: use lower-case words and digits joined by '-', '_' or '.'."
+        )
+    shell = _shell()
+    cell = (shell.execution_count, shell.user_ns["In"][-1]) if shell else (0, "")
+    if id in _used:
+        count, source = _used[id]
+        if count == cell[0] or source != cell[1]:
+            raise ValueError(f"the id {id!r} is used already: every number needs its own.")
+    _used[id] = cell
+
+
+def _shell() -> Any:
+    """Return the running IPython shell, or None. Never imports IPython by itself."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
+
+
+def _glue(id: str, kind: str, value: int | float | str, **row: Any) -> None:
+    """Emit a value that prose can paste, with its ledger row in the metadata."""
+    row = {"id": id, "kind": kind, "value": value, **row, "backend": _backend(), "versions": _versions()}
+    _display(
+        {f"{_GLUED}text/plain": repr(value)},
+        scrapbook={"name": id, "mime_prefix": _GLUED},
+        rematax=row,
+    )
+
+
+def _display(data: dict[str, str], **metadata: Any) -> None:
+    """Publish an output to the notebook; do nothing where there is none."""
+    if _shell():
+        from IPython.display import publish_display_data
+
+        publish_display_data(data=data, metadata=metadata)
+
+
+def _backend() -> str:
+    return describe_backend().summary
+
+
+def _versions() -> str:
+    return f"jax {jax.__version__}"
