@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 
-import rematax.book
 import sphinx.util.logging
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+
+import rematax.book
 
 LOGGER = sphinx.util.logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ MyST-NB writes out holds its outputs when they came from the cache, too.
 from __future__ import annotations
 
 import re
+import sys
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,12 +24,12 @@ from myst_nb.sphinx_ import NbMetadataCollector
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.errors import SphinxError
 
 from . import cache_key
 from .progress import Progress, table
 
 LOGGER = sphinx.util.logging.getLogger(__name__)
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 CELL = re.compile(r"^(?:```+|~~~+|:::+)\{code-cell\}", re.MULTILINE)
 
 # Set in the main process before Sphinx forks its readers, so that all of them share it.
@@ -36,14 +37,14 @@ _progress = Progress(cells=0, pages=0)
 _source_folder = Path()
 
 
-class PageFailed(SphinxError):
-    """A cell of a page raised, or took too long."""
+class _Zeros(dict):
+    """What a failed page pastes, so that one failure is not followed by a warning a number."""
 
-    category = "A page failed"
+    def __contains__(self, key: object) -> bool:
+        return True
 
-    def __init__(self, message: str) -> None:
-        """Keep the message as the only argument: the error travels between processes."""
-        super().__init__(message)
+    def __missing__(self, key: str) -> dict:
+        return {"data": {"text/plain": "0"}, "metadata": {}}
 
 
 class BookClient(NotebookClientBase):
@@ -53,12 +54,15 @@ class BookClient(NotebookClientBase):
         """Fill in the outputs of all code cells."""
         cache = get_cache(self.nb_config.execution_cache_path)
         cells = [cell for cell in self.notebook.cells if cell.cell_type == "code"]
+        failure = None
         try:
             record = cache.match_cache_notebook(self.notebook)
         except KeyError:
-            seconds = self._execute(len(cells))
-            bundle = CacheBundleIn(self.notebook, str(self.path), data={"execution_seconds": seconds})
-            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+            seconds, failure = self._execute(len(cells))
+            if failure is None:
+                data = {"execution_seconds": seconds}
+                bundle = CacheBundleIn(self.notebook, str(self.path), data=data)
+                cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
             how = "run"
         else:
             _, cached = cache.merge_match_into_notebook(self.notebook)
@@ -71,14 +75,19 @@ class BookClient(NotebookClientBase):
             "mtime": datetime.now().timestamp(),
             "runtime": seconds,
             "method": how,
-            "succeeded": True,
-            "error": None,
+            "succeeded": failure is None,
+            "error": failure,
             "traceback": None,
             "cells": len(cells),  # type: ignore[typeddict-unknown-key]
         }
 
-    def _execute(self, total: int) -> float:
-        """Execute the notebook in place in an empty folder; return the seconds it took."""
+    @property
+    def glue_data(self) -> dict:
+        """What the page glued."""
+        return self._glue_data if self.exec_metadata["succeeded"] else _Zeros()
+
+    def _execute(self, total: int) -> tuple[float, str | None]:
+        """Execute the notebook in place in an empty folder; return seconds, and what failed."""
         page = self.path.relative_to(_source_folder).with_suffix("").as_posix()
         number = {
             index: k
@@ -108,16 +117,16 @@ class BookClient(NotebookClientBase):
                 on_cell_executed=end,
                 extra_arguments=["--log-level=40"],  # errors; the kernel's warnings are not ours
             )
-        if result.err is not None:
-            where = f"{page}, cell {number.get(current[0], 0)} (line {self.cell_line(current[0])})"
-            raise PageFailed(f"{where}: {_reason(result.err, self.nb_config.execution_timeout)}")
-        return result.time
+        if result.err is None:
+            return result.time, None
+        where = f"{page}, cell {number.get(current[0], 0)} (line {self.cell_line(current[0])})"
+        return result.time, f"{where}: {_reason(result.err, self.nb_config.execution_timeout)}"
 
 
 def _reason(error: CellExecutionError | CellTimeoutError, timeout: int) -> str:
     if isinstance(error, CellTimeoutError):
         return f"the cell took longer than {timeout} seconds."
-    return f"{error.ename}: {error.evalue}\n{error.traceback}"
+    return f"{error.ename}: {error.evalue}\n{ANSI.sub('', error.traceback)}"
 
 
 def _create_client(notebook, path, nb_config, logger, read_fmt=None) -> NotebookClientBase:
@@ -131,7 +140,9 @@ def _prepare(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
     global _progress, _source_folder
     _source_folder = Path(app.srcdir)
     env.rx_read = set(docnames)
-    cells = {name: len(CELL.findall(Path(env.doc2path(name)).read_text("utf-8"))) for name in docnames}
+    cells = {
+        name: len(CELL.findall(Path(env.doc2path(name)).read_text("utf-8"))) for name in docnames
+    }
     # Sphinx cuts the list into equal runs, one a reader: long and short pages go to each in turn.
     longest_first = sorted(docnames, key=lambda name: -cells[name])
     readers = max(app.parallel, 1)
@@ -143,9 +154,15 @@ def _prepare(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
     get_cache(folder).list_cache_records()
 
 
-def _rewrite_all(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Re-write every page once any page's outputs were read anew: pages glue from one another."""
+def _after_reading(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Stop if a page failed. Else re-write all if outputs are new: pages glue from one another."""
     _progress.end()
+    runs = [data.get("exec_data") or {} for data in NbMetadataCollector.get_doc_data(env).values()]
+    failures = [run["error"] for run in runs if run.get("error")]
+    if failures:
+        # Not an exception: Sphinx would print its own stack above what the author needs to see.
+        print("\n\n".join(("A page failed.", *failures)), file=sys.stderr)
+        sys.exit(1)
     return sorted(env.found_docs) if NbMetadataCollector.new_exec_data(env) else []
 
 
@@ -157,7 +174,12 @@ def _report(app: Sphinx, exception: Exception | None) -> None:
         return
     data = NbMetadataCollector.get_doc_data(app.env)
     rows = [
-        (page, run["runtime"], run["cells"], run["method"] if page in app.env.rx_read else "unchanged")
+        (
+            page,
+            run["runtime"],
+            run["cells"],
+            run["method"] if page in app.env.rx_read else "unchanged",
+        )
         for page, run in sorted((page, data[page].get("exec_data")) for page in data)
         if run
     ]
@@ -168,6 +190,6 @@ def setup(app: Sphinx) -> dict:
     """Install the client and its reports."""
     myst_nb.sphinx_.create_client = _create_client
     app.connect("env-before-read-docs", _prepare)
-    app.connect("env-updated", _rewrite_all)
+    app.connect("env-updated", _after_reading)
     app.connect("build-finished", _report)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

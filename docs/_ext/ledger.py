@@ -136,7 +136,13 @@ def _beliefs(rows: list[dict], env: BuildEnvironment) -> Iterator[nodes.Node]:
 
 def _value(row: dict) -> str:
     value = row["value"]
-    shown = f"{value:.10g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+    shown = (
+        f"{value:.10g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else value
+    )
     return f"{shown} {row['unit']}".strip()
 
 
@@ -175,7 +181,9 @@ def _table(head: Iterable, body: Iterable[Iterable]) -> nodes.table:
 
 def _row(cells: Iterable) -> nodes.row:
     def paragraph(cell) -> nodes.paragraph:
-        return nodes.paragraph(text=cell) if isinstance(cell, str) else nodes.paragraph("", "", cell)
+        return (
+            nodes.paragraph(text=cell) if isinstance(cell, str) else nodes.paragraph("", "", cell)
+        )
 
     return nodes.row("", *(nodes.entry("", paragraph(cell)) for cell in cells))
 

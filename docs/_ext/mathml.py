@@ -21,7 +21,9 @@ def to_mathml(latex: str, display: str) -> str:
     try:
         converted = latex2mathml.converter.convert(latex, display=display)
     except Exception as error:
-        raise ExtensionError(f"the formula {latex!r} cannot be turned into MathML: {error}") from error
+        raise ExtensionError(
+            f"the formula {latex!r} cannot be turned into MathML: {error}"
+        ) from error
     return converted.replace("<math ", f'<math alttext="{html.escape(latex)}" ', 1)
 
 

@@ -20,7 +20,9 @@ GLUE = re.compile(r"\{glue:text\}`(?:([^`:]+)::)?([^`:]+)(?::([^`]*))?`")
 ROLE = re.compile(r"\{[\w:-]+\}`(?:([^`<]+?)\s*<[^`>]+>|([^`]+))`")
 
 
-def readable(notebook: nbformat.NotebookNode, glued: Callable[[str], dict]) -> nbformat.NotebookNode:
+def readable(
+    notebook: nbformat.NotebookNode, glued: Callable[[str], dict]
+) -> nbformat.NotebookNode:
     """Return the notebook with glue filled in and its outputs in forms that any viewer shows.
 
     ``glued`` returns the pasted outputs of a page, given its path relative to this one, or ``""``.

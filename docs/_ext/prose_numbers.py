@@ -1,8 +1,8 @@
 """Find measured-looking numbers that somebody typed into prose.
 
 A number that was measured belongs to the build: it is glued, and changes when the measurement does.
-This check reads the prose of the pages (no code, maths, roles or addresses) and reports decimals and
-digits followed by a unit. ``prose_numbers_allowed.toml`` lists the few that are not measurements,
+This check reads the prose of the pages (no code, maths, roles or addresses) and reports decimals
+and digits followed by a unit. ``prose_numbers_allowed.toml`` lists the few that are something else,
 each with its reason.
 
     python -m docs._ext.prose_numbers docs README.md
@@ -25,7 +25,7 @@ from mdit_py_plugins.myst_role import myst_role_plugin
 
 ALLOWED = Path(__file__).with_name("prose_numbers_allowed.toml")
 UNITS = r"(?:x|×|%|B|[kKMGT]i?B|bytes|s|ms|µs|min|seconds|minutes|times)"
-MEASURED = re.compile(rf"(?<![\w.])\d[\d,]*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+|\s?{UNITS})(?![\w.]\w)\b?")
+MEASURED = re.compile(rf"(?<![\w.])\d[\d,]*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+|\s?{UNITS})(?!\w|\.\d)")
 # Directives whose body is prose, as against code, tables of contents, or options.
 PROSE = re.compile(r"^\{(admonition|note|tip|warning|important|margin|deflist|figure|glossary)\}")
 
@@ -60,7 +60,9 @@ def main(places: list[str]) -> int:
         for line, literal in measured(path.read_text("utf-8")):
             if literal not in known:
                 found += 1
-                print(f"{path}:{line}: {literal!r} looks measured: glue it, or allow it with a reason")
+                print(
+                    f"{path}:{line}: {literal!r} looks measured: glue it, or allow it with a reason"
+                )
     return min(found, 1)
 
 

@@ -1,1 +1,18 @@
-"""Gradient checkpointing in JAX: see, measure and plan the memory of a gradient."""
+"""Gradient checkpointing in JAX: see, measure and plan the memory of a gradient.
+
+Everything public is here, by the name that it has in the literature: ``import rematax as rx``.
+"""
+
+from ._backends import Backend as Backend
+from ._backends import describe_backend as describe_backend
+from ._backends import use_backend as use_backend
+from ._inspect import Counted as Counted
+from ._inspect import Residual as Residual
+from ._inspect import Residuals as Residuals
+from ._inspect import counted as counted
+from ._inspect import residuals as residuals
+from ._measure import Comparison as Comparison
+from ._measure import Cost as Cost
+from ._measure import Operations as Operations
+from ._measure import compare as compare
+from ._measure import measure as measure

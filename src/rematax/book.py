@@ -1,9 +1,9 @@
 """The kernel side of the book: how a page's numbers become assertions, prose and a ledger.
 
 A chapter computes a number, and :func:`claim` does three things with it. It asserts the number, so
-that a build with a wrong one fails. It *glues* the number, so that prose can show it without anybody
-typing it. And it leaves a row (value, expectation, tolerance, source) in the metadata of that glued
-output, so that the row travels with the output through the execution cache. The Sphinx side, in
+that a build with a wrong one fails. It *glues* the number, so that prose can show it without
+anybody typing it. And it leaves a row (value, expectation, tolerance, source) in the metadata of
+that glued output, so that the row travels with it through the execution cache. The Sphinx side, in
 ``docs/_ext``, gathers the rows into ``claims.json`` and the ledger pages.
 
 :func:`record` glues without asserting (timings, names of what was found), :func:`belief` records
@@ -39,7 +39,7 @@ VERDICTS = ("holds", "holds only if", "does not hold")
 _GLUED = "application/papermill.record/"
 _ID = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
 
-# id -> (execution count, source) of the cell that used it, to tell a duplicate from a cell run again
+# id -> (execution count, source) of the cell that used it: tells a duplicate from a cell run again
 _used: dict[str, tuple[int, str]] = {}
 
 
@@ -68,7 +68,7 @@ def claim(
     Args:
         id: Name to paste the value by, lower-case words joined by ``-``, ``_`` or ``.``; used once
             in the whole book. No colon: MyST puts the number format behind one.
-        value: A Python, NumPy or JAX real scalar, in ``unit``. It is stored as ``int`` or ``float``.
+        value: A Python, NumPy or JAX real scalar, in ``unit``. Stored as ``int`` or ``float``.
         expected: The right value, in ``unit``.
         below: Strict upper bound, in ``unit``.
         above: Strict lower bound, in ``unit``.
@@ -107,12 +107,17 @@ def claim(
     _register(id)
 
     holds = (
-        ("expected" not in given or abs(number - given["expected"]) <= atol + rtol * abs(given["expected"]))
+        (
+            "expected" not in given
+            or abs(number - given["expected"]) <= atol + rtol * abs(given["expected"])
+        )
         and number < given.get("below", math.inf)
         and number > given.get("above", -math.inf)
     )
     if not holds:
-        within = "".join(f", {name} {tol:g}" for name, tol in (("rtol", rtol), ("atol", atol)) if tol)
+        within = "".join(
+            f", {name} {tol:g}" for name, tol in (("rtol", rtol), ("atol", atol)) if tol
+        )
         wanted = ", ".join(f"{name} {bound!r}" for name, bound in given.items())
         about = f" ({says})" if says else ""
         raise ClaimError(
@@ -166,7 +171,9 @@ def belief(id: str, text: str, verdict: str, because: str) -> None:
         >>> belief("doc-twice", "It takes twice the time.", "does not hold", "it took 1.3 times.")
     """
     if verdict not in VERDICTS:
-        raise ValueError(f"belief {id!r}: the verdict is {verdict!r}, but must be one of {VERDICTS}.")
+        raise ValueError(
+            f"belief {id!r}: the verdict is {verdict!r}, but must be one of {VERDICTS}."
+        )
     if not (text.strip() and because.strip()):
         raise ValueError(f"belief {id!r} needs both its text and what was measured (because=).")
     _register(id)
@@ -176,7 +183,8 @@ def belief(id: str, text: str, verdict: str, because: str) -> None:
         f"<p><strong>Folklore, tested.</strong> “{html.escape(text)}” "
         f'<span class="rx-verdict">{verdict}</span> {html.escape(because)}</p></aside>'
     )
-    _display({"text/html": page, "text/plain": f"Folklore, tested: “{text}” {verdict}: {because}"})
+    plain = f"Folklore, tested: “{text}” {verdict}: {because}"
+    _display({"text/html": page, "text/plain": plain})
 
 
 def figure(fig: Figure, *, alt: str) -> None:
@@ -202,21 +210,17 @@ def figure(fig: Figure, *, alt: str) -> None:
         >>> fig, ax = plt.subplots()
         >>> figure(fig, alt=f"A line from {0} to {1}.")
     """
-    import matplotlib as mpl
     import matplotlib.pyplot as plt
 
     if not alt.strip():
         raise ValueError("figure needs alt=: say in words, with numbers, what the figure shows.")
-    svg, png = io.StringIO(), io.BytesIO()
-    # Text stays text: it can be selected, searched and read aloud. Ids come from the alt text, so
-    # that the same figure is the same bytes, and two figures of a page do not share their ids.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
-        fig.savefig(svg, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
+    png = io.BytesIO()
     fig.savefig(png, format="png", bbox_inches="tight", dpi=120)
+    svg = _themed_svg(fig, alt)
     plt.close(fig)
     _display(
         {
-            "text/html": f'<div class="rx-figure">{_themed_svg(svg.getvalue(), alt)}</div>',
+            "text/html": f'<div class="rx-figure">{svg}</div>',
             "image/png": b64encode(png.getvalue()).decode(),
             "text/plain": alt,
         },
@@ -231,10 +235,13 @@ def stamp() -> None:
         >>> from rematax.book import stamp
         >>> stamp()
     """
-    width = "float64" if jax.config.jax_enable_x64 else "float32"
-    text = f"Computed with {_versions()}, Python {sys.version.split()[0]}, on {_backend()}, in {width}."
+    here = describe_backend()
+    width = "float64" if here.float64 else "float32"
+    text = f"Computed with {_versions()}, Python {here.python}, on {here.summary}, in {width}."
     _display({"text/html": f'<p class="rx-stamp">{html.escape(text)}</p>', "text/plain": text})
 
+
+_CYCLE = "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split()
 
 # Matplotlib's defaults -> what a page's style sheet may set, with the default as the fallback.
 _COLOURS = {
@@ -243,17 +250,22 @@ _COLOURS = {
     "#b0b0b0": "var(--rx-grid, #b0b0b0)",
     "#cccccc": "var(--rx-grid, #cccccc)",
     "#808080": "var(--pst-color-text-muted, #808080)",
-    **{
-        colour: f"var(--rx-c{i}, {colour})"
-        for i, colour in enumerate(
-            "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split()
-        )
-    },
+    **{colour: f"var(--rx-c{i}, {colour})" for i, colour in enumerate(_CYCLE)},
 }
 
 
-def _themed_svg(svg: str, alt: str) -> str:
-    """Cut Matplotlib's SVG down to its element, name it, and let the page choose its colours."""
+def _themed_svg(fig: Figure, alt: str) -> str:
+    """Draw a figure as an SVG element that has a name and lets the page choose its colours."""
+    import matplotlib as mpl
+
+    out = io.StringIO()
+    # Text stays text: it can be selected, searched and read aloud. Ids come from the alt text, so
+    # that the same figure is the same bytes, and two figures of a page do not share their ids.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
+        fig.savefig(
+            out, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None}
+        )
+    svg = out.getvalue()
     svg = svg[svg.index("<svg") :]
     width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg).group(1))  # type: ignore[union-attr]
     # Points to CSS pixels: the drawing is shown at its size, and shrinks on a narrow screen.
@@ -279,8 +291,12 @@ def _scalar(id: str, value: Any) -> int | float:
     dtype = getattr(value, "dtype", None) if shape == () else None
     if isinstance(value, (bool, np.bool_)) or dtype == np.bool_:
         raise TypeError(f"{id!r} got a truth value: pass the number that was compared instead.")
-    whole = isinstance(value, int) or (dtype is not None and jax.numpy.issubdtype(dtype, np.integer))
-    real = isinstance(value, float) or (dtype is not None and jax.numpy.issubdtype(dtype, np.floating))
+    whole = isinstance(value, int) or (
+        dtype is not None and jax.numpy.issubdtype(dtype, np.integer)
+    )
+    real = isinstance(value, float) or (
+        dtype is not None and jax.numpy.issubdtype(dtype, np.floating)
+    )
     if not (whole or real):
         what = f"an array of shape {shape}" if shape else f"a {type(value).__name__}"
         raise TypeError(f"{id!r} got {what}: pass one real number, such as float(x) or x.max().")
@@ -294,7 +310,7 @@ def _register(id: str) -> None:
     """Refuse an id that is malformed or was used by another cell."""
     if not isinstance(id, str) or not _ID.fullmatch(id):
         raise ValueError(
-            f"the id {id!r} is malformed: use lower-case words and digits joined by '-', '_' or '.'."
+            f"the id {id!r} is malformed: use lower-case words or digits joined by '-', '_' or '.'."
         )
     shell = _shell()
     cell = (shell.execution_count, shell.user_ns["In"][-1]) if shell else (0, "")
@@ -313,7 +329,14 @@ def _shell() -> Any:
 
 def _glue(id: str, kind: str, value: int | float | str, **row: Any) -> None:
     """Emit a value that prose can paste, with its ledger row in the metadata."""
-    row = {"id": id, "kind": kind, "value": value, **row, "backend": _backend(), "versions": _versions()}
+    row = {
+        "id": id,
+        "kind": kind,
+        "value": value,
+        **row,
+        "backend": _backend(),
+        "versions": _versions(),
+    }
     _display(
         {f"{_GLUED}text/plain": repr(value)},
         scrapbook={"name": id, "mime_prefix": _GLUED},

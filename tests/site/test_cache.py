@@ -116,11 +116,15 @@ def test_prose_edit_runs_no_cell(book):
 
 
 def test_change_in_source_shows(book):
-    book.change("src/rematax/book.py", '"holds", "holds only if"', '"holds", "maybe", "holds only if"')
+    book.change(
+        "src/rematax/book.py", '"holds", "holds only if"', '"holds", "maybe", "holds only if"'
+    )
     assert book.build() == {"one": "run", "two": "run"}
     assert re.search(r"verdicts number <span[^>]*>4</span>", book.page("one"))
     assert re.search(r"From one: <span[^>]*>4</span>", book.page("two"))
-    book.change("src/rematax/book.py", '"holds", "maybe", "holds only if"', '"holds", "holds only if"')
+    book.change(
+        "src/rematax/book.py", '"holds", "maybe", "holds only if"', '"holds", "holds only if"'
+    )
     assert book.build() == {"one": "cached", "two": "cached"}  # back to a state that was built
     assert re.search(r"From one: <span[^>]*>3</span>", book.page("two"))
 
@@ -167,7 +171,9 @@ def test_false_claim_is_named(book):
 
 
 def test_id_used_by_two_pages(book):
-    book.change("docs/two.md", "claim('two-sum', 42, expected=43)", "claim('one-verdicts', 1, above=0)")
+    book.change(
+        "docs/two.md", "claim('two-sum', 42, expected=43)", "claim('one-verdicts', 1, above=0)"
+    )
     book.build()
     assert book.result.returncode != 0
     assert "the id 'one-verdicts' is used by" in book.result.stderr

@@ -1,0 +1,345 @@
+"""See what reverse mode keeps, and count what really runs.
+
+*Residuals* are the values of the forward run that autodiff keeps for the backward run. JAX's public
+:func:`jax.vjp` returns the pullback as a pytree, and its leaves are the residuals. Tracing it with
+:func:`jax.make_jaxpr` tells their shapes and where each comes from, and computes nothing.
+
+How often a function runs cannot be read off a program with loops and recomputation; here it is
+counted, by a callback that runs whenever the function does.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._sizes import format_bytes, leaf_bytes
+
+# What JAX puts around a value on its way out, without making a new one.
+_WRAPPERS = {"reduce_precision", "copy", "optimization_barrier"}
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One value that reverse mode keeps.
+
+    Attributes:
+        shape: Shape; a value kept by a scan has the scan's length in front.
+        dtype: Name of the dtype.
+        bytes: Size in bytes.
+        kind: ``"argument"`` (kept anyway, costs nothing extra), ``"constant"`` (an array that the
+            function closes over) or ``"intermediate"``.
+        name: The name given by :func:`jax.ad_checkpoint.checkpoint_name`, or the argument's.
+        made_by: The primitive that computed an intermediate, such as ``"cos"``.
+        length: Number of loop steps whose values are stacked in it; 1 outside loops.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    kind: str
+    name: str | None = None
+    made_by: str | None = None
+    length: int = 1
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that each loop step adds."""
+        return self.bytes // max(self.length, 1)
+
+    def _cells(self) -> tuple[str, str, str, str]:
+        """Return kind, shape, size and origin as a person reads them."""
+        what = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        size = format_bytes(self.bytes)
+        if self.length > 1:
+            size += f" = {self.length} × {format_bytes(self.step_bytes)}"
+        origin = " ".join(filter(None, (self.made_by, f"'{self.name}'" if self.name else None)))
+        return self.kind, what, size, origin
+
+
+class Residuals(Sequence[Residual]):
+    """What reverse mode keeps of one function: a sequence of :class:`Residual`.
+
+    Shown as a table in a terminal and in a notebook, equal rows together.
+    """
+
+    def __init__(self, rows: Sequence[Residual]) -> None:
+        self._rows = tuple(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all residuals."""
+        return sum(row.bytes for row in self)
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes of the residuals that are not arguments, which are there anyway."""
+        return sum(row.bytes for row in self if row.kind != "argument")
+
+    def _summary(self) -> str:
+        count = f"{len(self)} residual{'' if len(self) == 1 else 's'}"
+        beyond = f", {format_bytes(self.extra_bytes)} beyond the arguments"
+        total = f"{count}, {format_bytes(self.total_bytes)}"
+        return total + (beyond if self.extra_bytes != self.total_bytes else "")
+
+    def _table(self) -> Iterator[tuple[str, ...]]:
+        for row, times in Counter(self).items():
+            yield (f"{times} ×" if times > 1 else "", *row._cells())
+
+    def __repr__(self) -> str:
+        rows = list(self._table())
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join((self._summary(), *(f"  {line}" for line in lines)))
+
+    def _repr_html_(self) -> str:
+        head = "".join(
+            f'<th scope="col">{h}</th>' for h in ("", "kind", "shape", "size", "made by")
+        )
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self._table()
+        )
+        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>" if self else ""
+        caption = f"<caption>{html.escape(self._summary())}</caption>"
+        return f'<table class="rx-table rx-residuals">{caption}{table}</table>'
+
+
+def residuals(fun: Callable, *args: Any) -> Residuals:
+    """List what reverse mode would keep of a function. Nothing is computed or compiled.
+
+    Residuals are what autodiff asks for. What the compiler then allocates can be less, where it
+    fuses, or more: see :func:`measure`.
+
+    Args:
+        fun: The function before differentiation: pass ``loss``, not ``jax.grad(loss)``.
+        *args: Its arguments: pytrees of arrays, :class:`jax.ShapeDtypeStruct` or numbers. All are
+            differentiated that can be.
+
+    Returns:
+        The residuals. The same value used twice counts once; numbers that are written into the
+        program do not count.
+
+    Raises:
+        TypeError: ``fun`` is not callable or an argument is not an array.
+        ValueError: ``fun`` cannot be differentiated in reverse mode.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import rematax as rx
+        >>> x = jnp.ones(1000)
+        >>> kept = rx.residuals(lambda x: jnp.sin(jnp.sin(x)).sum(), x)
+        >>> [(row.made_by, row.bytes == x.nbytes) for row in kept]
+        [('cos', True), ('cos', True)]
+        >>> again = rx.residuals(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum()), x)
+        >>> [row.kind for row in again], again.extra_bytes
+        (['argument'], 0)
+    """
+    check_arguments("residuals", fun, args)
+    jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
+    try:
+        closed = jax.make_jaxpr(functools.partial(_pullback, fun))(*args)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"residuals: {name_of(fun)} cannot be differentiated in reverse mode ({reason}). "
+            "Use a scan or a bounded fori_loop for its loops, and jax.custom_vjp for callbacks."
+        ) from None
+    arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
+    constants = set(map(id, closed.jaxpr.constvars))
+    rows, seen = [], set()
+    for var in closed.jaxpr.outvars:
+        if _is_literal(var) or id(var) in seen:
+            continue
+        seen.add(id(var))
+        shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
+        if id(var) in arguments:
+            rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))
+        elif id(var) in constants:
+            rows.append(Residual(shape, dtype, size, "constant"))
+        else:
+            name, made_by, length = _origin(var, closed.jaxpr)
+            rows.append(Residual(shape, dtype, size, "intermediate", name, made_by, length))
+    return Residuals(rows)
+
+
+class Counted:
+    """A function that counts how often it runs; made by :func:`counted`."""
+
+    def __init__(self, fun: Callable) -> None:
+        self._fun = fun
+        self._runs: list[None] = []
+        functools.update_wrapper(self, fun)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, and count that it ran."""
+        probes = [_probe(leaf) for leaf in jax.tree.leaves((args, kwargs)) if _is_array(leaf)]
+        if not probes:
+            raise TypeError(
+                f"counted: {name_of(self._fun)} was called without an array. Each call needs one, "
+                "or the compiler would move the count out of the loop."
+            )
+        jax.debug.callback(lambda *_: self._runs.append(None), *probes)
+        return self._fun(*args, **kwargs)
+
+    @property
+    def calls(self) -> int:
+        """How often the function ran since it was made or reset."""
+        jax.effects_barrier()
+        return len(self._runs)
+
+    def reset(self) -> None:
+        """Start to count from zero."""
+        jax.effects_barrier()
+        self._runs.clear()
+
+
+def counted(fun: Callable) -> Counted:
+    """Return the function with a count of how often it really runs, recomputations included.
+
+    The count is taken when the program runs, not when it is traced, so it is right inside
+    :func:`jax.jit`, loops, gradients and checkpoints. Under :func:`jax.vmap` each example counts.
+    It costs a call to the host each time: for counting, not for timing.
+
+    Dead code is not run, and so not counted: count with a nonlinear loss and its value.
+
+    Args:
+        fun: A function with at least one array among its arguments, such as the step of a scan.
+
+    Returns:
+        The function, with ``calls`` (runs so far; waits for the device) and ``reset()``.
+
+    Raises:
+        TypeError: ``fun`` is not callable; later, that it was called without an array.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import rematax as rx
+        >>> @rx.counted
+        ... def step(x):
+        ...     return jnp.sin(x)
+        >>> def loss(x):
+        ...     x, _ = jax.lax.scan(lambda x, _: (jax.checkpoint(step)(x), None), x, length=5)
+        ...     return x**2
+        >>> _ = jax.value_and_grad(loss)(1.0)
+        >>> step.calls
+        10
+    """
+    if not callable(fun):
+        raise TypeError(f"counted needs a function, not {fun!r:.60}.")
+    return Counted(fun)
+
+
+def check_arguments(caller: str, fun: Any, args: tuple) -> None:
+    """Refuse what is no function, and leaves that are no arrays, in words of ours."""
+    if not callable(fun):
+        raise TypeError(
+            f"{caller} needs a function, not {fun!r:.60}: pass the function itself, "
+            "not the result of calling it."
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+        if not (_is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
+            where = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
+            raise TypeError(
+                f"{caller}: {where} is a {type(leaf).__name__} ({leaf!r:.40}), not an array. "
+                "Pass arrays, numbers or jax.ShapeDtypeStruct; bind anything else with "
+                "functools.partial or a lambda."
+            )
+
+
+def name_of(fun: Callable) -> str:
+    """Return a name for messages."""
+    return getattr(fun, "__name__", None) or repr(fun)
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+    """Yield the jaxprs among an equation's parameters."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            inner = getattr(item, "jaxpr", item)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def _pullback(fun: Callable, *args: Any) -> Any:
+    """Return the pullback, whose leaves are the residuals, after having traced that it works."""
+    out, pullback = jax.vjp(fun, *args)
+    # Some functions, such as while loops, only turn out to have no reverse mode when it is used.
+    pullback(jax.tree.map(_zero_cotangent, out))
+    return pullback
+
+
+def _zero_cotangent(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _argument_names(fun: Callable, args: tuple) -> list[str]:
+    """Name each leaf of the arguments as it would be written, such as ``params['w']``."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [
+        (names[path[0].idx] if path[0].idx < len(names) else f"argument {path[0].idx}")
+        + jax.tree_util.keystr(path[1:])
+        for path, _ in jax.tree_util.tree_leaves_with_path(args)
+    ]
+
+
+def _origin(var: Any, jaxpr: Any) -> tuple[str | None, str | None, int]:
+    """Return the name a value was given, the primitive that made it, and the steps it stacks."""
+    makers = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    eqn = makers.get(id(var))
+    while eqn is not None and eqn.primitive.name in _WRAPPERS:
+        var = eqn.invars[eqn.outvars.index(var)]
+        eqn = makers.get(id(var))
+    if eqn is None:
+        return None, None, 1
+    if eqn.primitive.name == "name":
+        _, made_by, length = _origin(eqn.invars[0], jaxpr)
+        return eqn.params["name"], made_by, length
+    index = eqn.outvars.index(var)
+    for inner in sub_jaxprs(eqn):
+        if len(inner.outvars) != len(eqn.outvars) or _is_literal(inner.outvars[index]):
+            continue
+        inside = inner.outvars[index]
+        name, made_by, length = _origin(inside, inner)
+        if eqn.primitive.name == "scan" and inside.aval.shape != var.aval.shape:
+            length *= eqn.params["length"]  # stacked, not carried
+        return name, made_by or eqn.primitive.name, length
+    return None, eqn.primitive.name, 1
+
+
+def _is_literal(var: Any) -> bool:
+    return hasattr(var, "val")
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _probe(leaf: Any) -> Any:
+    """Return something small that depends on an array, for the host to look at."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    leaf = jax.lax.stop_gradient(leaf)
+    return leaf if math.prod(leaf.shape) == 0 else jnp.ravel(leaf)[0]

@@ -1,0 +1,416 @@
+"""Measure what XLA allocates for a function, and how long it runs, through JAX's stages.
+
+The compiler knows before anything runs how much temporary memory a program needs. It is read from
+``temp_size_in_bytes`` of the compiled program's memory analysis. ``peak_memory_in_bytes`` is not
+used: on a CPU it is about the arguments and the results, whatever the temporaries are.
+
+Arrays that a function closes over appear in none of the analysis's numbers (seen on JAX 0.8.2,
+0.10.2 and 0.12.0, which pass them to the program as hidden arguments), so they are counted here.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+import statistics
+import time as clock
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._inspect import check_arguments, name_of, sub_jaxprs
+from ._sizes import format_bytes, leaf_bytes
+
+_EXPENSIVE = {"dot_general", "ragged_dot_general", "scaled_matmul", "conv_general_dilated"}
+_LOWERED = re.compile(r"stablehlo\.(?:dot_general|dot|convolution)\b")
+# Plain instructions, and calls to a vendor's library.
+_COMPILED = re.compile(
+    r" (?:dot|ragged-dot|convolution)\(|custom_call_target=\"[^\"]*(?:matmul|gemm|conv|dot)", re.I
+)
+_TOO_FEW_RUNS, _MANY_RUNS, _ENOUGH_SECONDS = 5, 50, 0.2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one compiled function needs. Sizes in bytes, times in seconds.
+
+    Attributes:
+        temp_bytes: Buffers that the program allocates while it runs.
+        argument_bytes: Its arguments.
+        output_bytes: Its results.
+        alias_bytes: The part of the results that takes the place of donated arguments.
+        constant_bytes: Arrays that the function closes over.
+        compile_seconds: Time that the compiler took; short when it had the program in its cache.
+        seconds: Median time of a run, or ``None`` if it was not asked for.
+        backend: What it was compiled for: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+    """
+
+    temp_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    constant_bytes: int
+    compile_seconds: float
+    seconds: float | None
+    backend: str
+
+    @property
+    def total_bytes(self) -> int:
+        """Temporary, argument, result and constant bytes, less those that are shared."""
+        held = self.temp_bytes + self.argument_bytes + self.output_bytes + self.constant_bytes
+        return held - self.alias_bytes
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        for name in ("temp", "argument", "output", "constant", "alias", "total"):
+            size = getattr(self, f"{name}_bytes")
+            if size or name in ("temp", "total"):
+                yield {"temp": "temporary", "alias": "shared"}.get(name, name), format_bytes(size)
+        yield "compiled in", format_seconds(self.compile_seconds)
+        if self.seconds is not None:
+            yield "runs in", format_seconds(self.seconds)
+
+    def __repr__(self) -> str:
+        rows = [("on", self.backend), *self._rows()]
+        return "\n".join(f"{name:12} {value}" for name, value in rows)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in self._rows()
+        )
+        caption = f"<caption>Cost on {self.backend}</caption>"
+        return f'<table class="rx-table rx-cost">{caption}<tbody>{rows}</tbody></table>'
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Expensive operations (matrix products, convolutions) in a program; a loop's body counts once.
+
+    Attributes:
+        traced: In the traced program.
+        lowered: In the program that the compiler is given.
+        compiled: In what the compiler made of it.
+    """
+
+    traced: int
+    lowered: int
+    compiled: int
+
+
+class Comparison(Mapping[str, Cost]):
+    """Costs of several functions on the same arguments, by name; the first is the base of ratios.
+
+    Shown as a table with a verdict in a terminal and in a notebook.
+    """
+
+    def __init__(self, costs: dict[str, Cost], operations: dict[str, Operations]) -> None:
+        self._costs = costs
+        self.operations = operations
+
+    def __getitem__(self, name: str) -> Cost:
+        return self._costs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._costs)
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    @property
+    def base(self) -> str:
+        """Name of the first function."""
+        return next(iter(self))
+
+    def bytes_ratio(self, name: str) -> float:
+        """Temporary and constant bytes over those of the first; 1 where both need none."""
+        return _ratio(_working_bytes(self[name]), _working_bytes(self[self.base]))
+
+    def time_ratio(self, name: str) -> float | None:
+        """Time of a run over that of the first, or ``None`` if times were not asked for."""
+        seconds, base = self[name].seconds, self[self.base].seconds
+        return None if seconds is None or base is None else seconds / base
+
+    @property
+    def verdict(self) -> str:
+        """One plain sentence for each function but the first."""
+        return "\n".join(self._sentence(name) for name in self if name != self.base)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the temporary and constant bytes as bars.
+
+        Args:
+            ax: Matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The axes.
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.gca()
+        sizes = [_working_bytes(cost) / 1e6 for cost in self.values()]
+        ax.barh(list(self), sizes)
+        for row, size in enumerate(sizes):
+            ax.text(size, row, f" {format_bytes(round(size * 1e6))}", va="center")
+        ax.invert_yaxis()
+        ax.margins(x=0.15)
+        ax.set_xlabel("temporary and constant bytes [MB]")
+        return ax
+
+    def _sentence(self, name: str) -> str:
+        ratio, pace = self.bytes_ratio(name), self.time_ratio(name)
+        ops, base = self.operations[name], self.operations[self.base]
+        if ops.lowered > base.lowered and ops.compiled <= base.compiled:
+            return (
+                f"{name}: the compiler merged the recomputation away, and it needs "
+                f"{ratio:.3g}x the bytes of {self.base}."
+            )
+        if ratio < 0.995:
+            size = f"saves {100 * (1 - ratio):.0f} % of the bytes"
+        elif ratio > 1.005:
+            size = f"needs {ratio:.3g}x the bytes" if ratio != float("inf") else "needs bytes where"
+            size += f" {self.base} needs none" if ratio == float("inf") else ""
+        else:
+            size = "needs the same bytes"
+        if pace is not None:
+            return f"{name}: {size} and takes {pace:.2f}x the time of {self.base}."
+        if base.compiled and ops.compiled != base.compiled:
+            work = f"{ops.compiled / base.compiled:.2f}x the expensive operations"
+            return f"{name}: {size} and has {work} of {self.base}."
+        return f"{name}: {size}, against {self.base}."
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        timed = self.time_ratio(self.base) is not None
+        counted = any(ops.traced for ops in self.operations.values())
+        head = ["", "working bytes", "ratio"] + (["time", "ratio"] if timed else [])
+        head += ["products traced / lowered / compiled"] if counted else []
+        body = []
+        for name, cost in self.items():
+            row = [name, format_bytes(_working_bytes(cost)), f"{self.bytes_ratio(name):.3g}"]
+            if timed:
+                row += [format_seconds(cost.seconds or 0.0), f"{self.time_ratio(name):.2f}"]
+            if counted:
+                ops = self.operations[name]
+                row.append(f"{ops.traced} / {ops.lowered} / {ops.compiled}")
+            body.append(row)
+        return head, body
+
+    def __repr__(self) -> str:
+        head, body = self._table()
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = [
+            "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip()
+            for row in (head, *body)
+        ]
+        return "\n".join([*lines, *filter(None, [self.verdict])])
+
+    def _repr_html_(self) -> str:
+        head, body = self._table()
+        top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
+        rows = "".join(
+            f'<tr><th scope="row">{html.escape(row[0])}</th>'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+            + "</tr>"
+            for row in body
+        )
+        verdict = "".join(f"<p>{html.escape(line)}</p>" for line in self.verdict.splitlines())
+        table = f"<thead><tr>{top}</tr></thead><tbody>{rows}</tbody>"
+        caption = f"<caption>Costs on {self[self.base].backend}</caption>"
+        return f'<table class="rx-table rx-comparison">{caption}{table}</table>{verdict}'
+
+
+def measure(fun: Callable, *args: Any, time: bool = False) -> Cost:
+    """Measure what a function needs, as the compiler plans it; it only runs if ``time`` is set.
+
+    Args:
+        fun: The function as it will run: pass ``jax.grad(loss)`` to learn about the gradient. A
+            function that is jitted already is taken as it is, with what it says is static or
+            donated.
+        *args: Its arguments: pytrees of arrays, numbers or, if ``time`` is not set,
+            :class:`jax.ShapeDtypeStruct`, which take no memory.
+        time: Also run it, and report the median time of a run: compiled before, warmed up, and
+            waited for. Costs at least six runs.
+
+    Returns:
+        Its cost: sizes in bytes, times in seconds.
+
+    Raises:
+        TypeError: ``fun`` is not callable or cannot be compiled, or an argument is not an array.
+            Errors of the function's own show as they are.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import rematax as rx
+        >>> def loop(x):
+        ...     x, _ = jax.lax.scan(lambda x, _: (jnp.sin(x), None), x, length=100)
+        ...     return x.sum()
+        >>> x = jnp.ones(1000)
+        >>> rx.measure(jax.grad(loop), x).temp_bytes >= 100 * x.nbytes
+        True
+    """
+    return _measured("measure", fun, args, time)[0]
+
+
+def compare(functions: Mapping[str, Callable], *args: Any, time: bool = False) -> Comparison:
+    """Measure several functions on the same arguments, and say what the differences amount to.
+
+    Args:
+        functions: Name -> function as it will run. The first is the base of all ratios.
+        *args: Their arguments, as for :func:`measure`.
+        time: Also run them, as for :func:`measure`.
+
+    Returns:
+        Their costs by name, ratios, and expensive operations before and after the compiler. A print
+        of it is a table.
+
+    Raises:
+        TypeError: As for :func:`measure`, or ``functions`` is not a mapping with names.
+        ValueError: There is nothing to compare.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import rematax as rx
+        >>> def loss(x, body=lambda x, _: (jnp.sin(jnp.sin(jnp.sin(x))), None)):
+        ...     return jax.lax.scan(body, x, length=100)[0].sum()
+        >>> def less(x):
+        ...     return loss(x, jax.checkpoint(lambda x, _: (jnp.sin(jnp.sin(jnp.sin(x))), None)))
+        >>> both = {"plain": jax.grad(loss), "checkpointed": jax.grad(less)}
+        >>> rx.compare(both, jnp.ones(999)).bytes_ratio("checkpointed") < 0.5
+        True
+    """
+    if not isinstance(functions, Mapping):
+        raise TypeError(
+            f"compare needs the functions by name, such as {{'plain': f, 'checkpointed': g}}, "
+            f"not a {type(functions).__name__}."
+        )
+    if not functions:
+        raise ValueError("compare got no functions: give at least one, by name.")
+    measured = {
+        str(name): _measured(f"compare, {name!r}", fun, args, time)
+        for name, fun in functions.items()
+    }
+    operations = {
+        name: Operations(
+            traced=_count_traced(traced.jaxpr.jaxpr),
+            lowered=_count_lowered(lowered.as_text()),
+            compiled=len(_COMPILED.findall(compiled.as_text() or "")),
+        )
+        for name, (_, traced, lowered, compiled) in measured.items()
+    }
+    return Comparison({name: cost for name, (cost, *_) in measured.items()}, operations)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time as text with three figures.
+
+    >>> format_seconds(0.00123), format_seconds(12.3)
+    ('1.23 ms', '12.3 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _measured(caller: str, fun: Any, args: tuple, time: bool) -> tuple[Cost, Any, Any, Any]:
+    """Return the cost with the traced, lowered and compiled program it was read from."""
+    traced, run = _trace(caller, fun, args)
+    if time and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+        raise TypeError(
+            f"{caller}: time=True needs arrays to run on, and got a jax.ShapeDtypeStruct."
+        )
+    lowered = traced.lower()
+    start = clock.perf_counter()
+    compiled = lowered.compile()
+    compile_seconds = clock.perf_counter() - start
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        raise RuntimeError(
+            f"{caller}: JAX reports no memory analysis on {jax.default_backend()}, so there is "
+            "nothing to measure; use the cpu or gpu backend."
+        )
+    cost = Cost(
+        temp_bytes=int(analysis.temp_size_in_bytes),
+        argument_bytes=int(analysis.argument_size_in_bytes),
+        output_bytes=int(analysis.output_size_in_bytes),
+        alias_bytes=int(analysis.alias_size_in_bytes),
+        constant_bytes=sum(map(leaf_bytes, _constants(traced.jaxpr))),
+        compile_seconds=compile_seconds,
+        seconds=_median_seconds(run or compiled, args, bool(analysis.alias_size_in_bytes))
+        if time
+        else None,
+        backend=jax.default_backend(),
+    )
+    return cost, traced, lowered, compiled
+
+
+def _trace(caller: str, fun: Any, args: tuple) -> tuple[Any, Callable | None]:
+    """Trace a function; also return it if it was jitted before, since static arguments go to it."""
+    jitted = hasattr(fun, "trace") and hasattr(fun, "lower")
+    if not jitted:
+        check_arguments(caller, fun, args)
+    why = what = ""
+    try:
+        return (fun if jitted else jax.jit(fun)).trace(*args), fun if jitted else None
+    except jax.errors.ConcretizationTypeError:
+        why = "it needs the value of an argument while it is traced, as a Python if or while does"
+        what = "use jnp.where, jax.lax.cond or a loop of jax.lax, or make that argument static"
+    except TypeError as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        what = "take and return arrays only"
+        if not ("valid JAX type" in why or "abstract array" in why):
+            raise
+    check_arguments(caller, fun, args)  # a jitted function may have static ones, so only now
+    raise TypeError(f"{caller}: {name_of(fun)} cannot be compiled ({why}): {what}.")
+
+
+def _constants(closed: Any) -> list[Any]:
+    """Return the arrays that a traced program closes over, each once."""
+    found = {id(const): const for const in closed.consts if hasattr(const, "dtype")}
+    return list(found.values())
+
+
+def _median_seconds(run: Callable, args: tuple, donates: bool) -> float:
+    """Return the median time of a run, after one that is not counted."""
+    times: list[float] = []
+    for k in range(_MANY_RUNS):
+        # A donated argument is gone after a run.
+        given = jax.block_until_ready(jax.tree.map(jnp.copy, args)) if donates else args
+        start = clock.perf_counter()
+        jax.block_until_ready(run(*given))
+        if k:
+            times.append(clock.perf_counter() - start)
+        if len(times) >= _TOO_FEW_RUNS and sum(times) > _ENOUGH_SECONDS:
+            break
+    return statistics.median(times)
+
+
+def _count_traced(jaxpr: Any) -> int:
+    own = sum(eqn.primitive.name in _EXPENSIVE for eqn in jaxpr.eqns)
+    return own + sum(_count_traced(inner) for eqn in jaxpr.eqns for inner in sub_jaxprs(eqn))
+
+
+def _count_lowered(text: str) -> int:
+    """Count in StableHLO; what stands in a function counts once for each call of it."""
+    bodies = {}
+    for part in re.split(r"^  func\.func ", text, flags=re.MULTILINE)[1:]:
+        bodies[re.search(r"@([\w.$-]+)", part)[1]] = part  # type: ignore[index]
+
+    @functools.cache
+    def count(name: str) -> int:
+        body = bodies.get(name, "")
+        called = re.findall(r"\bcall @([\w.$-]+)", body)
+        return len(_LOWERED.findall(body)) + sum(map(count, called))
+
+    return count("main")
+
+
+def _working_bytes(cost: Cost) -> int:
+    return cost.temp_bytes + cost.constant_bytes
+
+
+def _ratio(a: int, b: int) -> float:
+    return a / b if b else 1.0 if not a else float("inf")

@@ -1,0 +1,272 @@
+"""Costs against buffers counted by hand, and verdicts against what the compiler was seen to do."""
+
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import pytest
+
+import rematax as rx
+from rematax._measure import _count_lowered, _median_seconds, format_seconds
+
+matplotlib.use("Agg")
+
+N = 1000
+X = jnp.ones(N)
+
+
+def scan(body, x, length):
+    return jax.lax.scan(lambda c, _: (body(c), None), x, length=length)[0]
+
+
+def wide(x):
+    return jnp.sin(jnp.tanh(jnp.sin(x)) * jnp.cos(x))
+
+
+@pytest.mark.parametrize("length", [50, 100])
+def test_temporary_bytes_of_a_scan_are_its_residuals(length):
+    def loss(x):
+        return scan(jnp.sin, x, length).sum()
+
+    cost = rx.measure(jax.grad(loss), X)
+    residual = rx.residuals(loss, X).total_bytes
+    assert residual == length * X.nbytes
+    assert residual <= cost.temp_bytes <= residual + 6 * X.nbytes
+    assert (cost.argument_bytes, cost.output_bytes, cost.alias_bytes) == (X.nbytes, X.nbytes, 0)
+    assert cost.total_bytes == cost.temp_bytes + 2 * X.nbytes
+    assert cost.backend == jax.default_backend() and cost.seconds is None
+    assert cost.compile_seconds > 0
+
+
+def test_temporary_bytes_respond_where_peak_does_not():
+    """Report R37: on a CPU peak_memory_in_bytes is the same whatever is checkpointed."""
+    plain = jax.grad(lambda x: scan(wide, x, 50).sum())
+    again = jax.grad(lambda x: scan(jax.checkpoint(wide), x, 50).sum())
+    cost = rx.compare({"plain": plain, "again": again}, X)
+    assert cost["again"].temp_bytes < 0.5 * cost["plain"].temp_bytes
+    if jax.default_backend() == "cpu":
+        peaks = {
+            jax.jit(f).lower(X).compile().memory_analysis().peak_memory_in_bytes
+            for f in (plain, again)
+        }
+        assert max(peaks) < cost["again"].temp_bytes
+
+
+def test_closed_over_arrays_are_constants_and_count_once():
+    big = jnp.ones((N, 10))
+
+    def inner(x):
+        return jnp.sin(x @ big).sum() + (x[:, None] * big).sum()
+
+    cost = rx.measure(lambda x: jax.jit(inner)(x) + inner(x), X)
+    assert cost.constant_bytes == big.nbytes
+    assert cost.argument_bytes == X.nbytes
+    assert rx.measure(lambda x, big: (x @ big).sum(), X, big).constant_bytes == 0
+    assert rx.measure(lambda x: x + np.ones(N, np.float32), X).constant_bytes == X.nbytes
+    looped = rx.measure(lambda x: scan(lambda c: c + big.sum(1), x, 3), X)
+    assert looped.constant_bytes == big.nbytes
+
+
+def test_jitted_functions_are_taken_as_they_are():
+    static = jax.jit(lambda x, n, how: scan(jnp.sin, x, n) * len(how), static_argnums=(1, 2))
+    cost = rx.measure(static, X, 3, "text", time=True)
+    assert cost.output_bytes == X.nbytes and cost.seconds > 0
+
+    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jnp.ones(N)
+    cost = rx.measure(donating, x, time=True)
+    assert cost.alias_bytes == X.nbytes and cost.total_bytes == cost.temp_bytes + X.nbytes
+    assert not x.is_deleted()
+
+
+def test_abstract_arguments_take_no_memory():
+    huge = jax.ShapeDtypeStruct((10**9,), jnp.float32)
+    assert rx.measure(lambda x: jnp.sin(x).sum(), huge).argument_bytes == 4 * 10**9
+    with pytest.raises(TypeError, match="time=True needs arrays to run on"):
+        rx.measure(lambda x: x, huge, time=True)
+
+
+def test_numbers_and_trees_are_arguments():
+    cost = rx.measure(lambda tree, k: {"y": tree["x"] * k}, {"x": X, "none": None}, 2.0)
+    assert cost.output_bytes == X.nbytes
+
+
+def test_times_leave_out_the_first_run_and_wait():
+    naps = iter([0.2, *[0.01] * 60])
+
+    def run():
+        time.sleep(next(naps))
+        return X
+
+    assert 0.009 < _median_seconds(run, (), donates=False) < 0.05
+
+
+def test_time_grows_with_work():
+    small, large = (
+        rx.measure(lambda x, n=n: scan(wide, x, n), jnp.ones(20_000), time=True).seconds
+        for n in (10, 300)
+    )
+    assert large > 3 * small
+
+
+def network(layers, wrap=lambda f: f, loop=False):
+    def layer(x, w):
+        return jnp.sin(jnp.tanh(w @ x) * jnp.cos(x))
+
+    def loss(weights, x):
+        if loop:
+            for w in weights:
+                x = wrap(layer)(x, w)
+        else:
+            x, _ = jax.lax.scan(lambda x, w: (wrap(layer)(x, w), None), x, weights)
+        return (x**2).sum()
+
+    return jax.grad(loss), (jnp.ones((layers, 32, 32)) / 32, jnp.ones((32, 64)))
+
+
+def test_products_are_counted_at_each_stage():
+    plain, args = network(16, loop=True)
+    again, _ = network(16, jax.checkpoint, loop=True)
+    cost = rx.compare({"plain": plain, "again": again}, *args)
+    # 16 forward; back through 16 weights and 15 inputs; 16 again
+    assert cost.operations["plain"].traced == cost.operations["plain"].lowered == 47
+    assert cost.operations["plain"].compiled == 47
+    assert cost.operations["again"].traced == cost.operations["again"].lowered == 63
+    assert cost.operations["again"].compiled in (47, 63)
+    merged = cost.operations["again"].compiled == 47
+    assert ("the compiler merged the recomputation away" in cost.verdict) == merged
+
+
+def test_loop_bodies_count_once():
+    plain, args = network(16)
+    again, _ = network(16, jax.checkpoint)
+    cost = rx.compare({"plain": plain, "again": again}, *args)
+    for stage in ("traced", "lowered", "compiled"):
+        assert getattr(cost.operations["plain"], stage) == 3
+        assert getattr(cost.operations["again"], stage) == 4
+    assert re.search(r"again: saves \d\d % of the bytes and has 1.33x the expensive", cost.verdict)
+
+
+def test_convolutions_are_counted():
+    def conv(x, w):
+        return jax.lax.conv(x, w, (1, 1), "SAME").sum()
+
+    args = jnp.ones((1, 3, 16, 16)), jnp.ones((4, 3, 3, 3))
+    ops = rx.compare({"conv": conv}, *args).operations["conv"]
+    assert (ops.traced, ops.lowered) == (1, 1)
+
+
+def test_functions_of_a_program_count_for_each_call():
+    text = """module @jit_f {
+  func.func public @main(%arg0: tensor<3xf32>) {
+    %0 = call @twice(%arg0) : (tensor<3xf32>) -> tensor<3xf32>
+    %1 = func.call @twice(%0) : (tensor<3xf32>) -> tensor<3xf32>
+    %2 = stablehlo.convolution(%1, %1)
+  }
+  func.func private @twice(%arg0: tensor<3xf32>) {
+    %0 = stablehlo.dot_general %arg0, %arg0
+    %1 = stablehlo.dot_general %0, %arg0
+  }
+  func.func private @unused(%arg0: tensor<3xf32>) {
+    %0 = stablehlo.dot_general %arg0, %arg0
+  }
+}"""
+    assert _count_lowered(text) == 5
+
+
+def test_verdict_says_when_it_got_worse():
+    narrow = jax.grad(lambda k: scan(lambda c: c + k[0] * c[:1] * 0.1, jnp.ones(3), 100).sum())
+    body = jax.checkpoint(lambda c, k: c + k[0] * c[:1] * 0.1)
+    again = jax.grad(lambda k: scan(lambda c: body(c, k), jnp.ones(3), 100).sum())
+    cost = rx.compare({"plain": narrow, "again": again}, jnp.ones(2))
+    assert cost.bytes_ratio("again") > 1.2
+    assert re.fullmatch(r"again: needs [\d.]+x the bytes, against plain\.", cost.verdict)
+
+
+def test_verdicts_without_bytes():
+    cost = rx.compare({"a": lambda x: x + 1, "b": lambda x: x + 2}, X)
+    assert cost.bytes_ratio("b") == 1.0
+    assert cost.verdict == "b: needs the same bytes, against a."
+    cost = rx.compare({"a": lambda x: x + 1, "b": jax.grad(lambda x: scan(wide, x, 9).sum())}, X)
+    assert "needs bytes where a needs none" in cost.verdict
+
+
+def test_verdict_with_times():
+    cost = rx.compare({"few": lambda x: scan(wide, x, 5), "many": lambda x: scan(wide, x, 200)}, X,
+                      time=True)  # fmt: skip
+    assert cost.time_ratio("few") == 1.0 and cost.time_ratio("many") > 2
+    assert f"takes {cost.time_ratio('many'):.2f}x the time of few" in cost.verdict
+    assert rx.compare({"few": lambda x: x}, X).time_ratio("few") is None
+
+
+def test_shown_as_tables():
+    plain, args = network(4)
+    again, _ = network(4, jax.checkpoint)
+    cost = rx.compare({"<plain>": plain, "again": again}, *args)
+    head, first, second, verdict = repr(cost).splitlines()
+    assert "working bytes" in head and "traced / lowered / compiled" in head
+    assert first.startswith("<plain>") and second.endswith("4 / 4 / 4")
+    assert verdict == cost.verdict
+    page = cost._repr_html_()
+    assert "&lt;plain&gt;" in page and "<caption>Costs on" in page and "<p>again: saves" in page
+    assert list(cost) == ["<plain>", "again"] and len(cost) == 2 and cost.base == "<plain>"
+
+    single = cost["again"]
+    assert "temporary" in repr(single) and "compiled in" in repr(single)
+    assert "runs in" not in repr(single) and 'scope="row"' in single._repr_html_()
+
+
+def test_plot_draws_a_bar_for_each():
+    plain, args = network(4)
+    ax = rx.compare({"plain": plain, "again": plain}, *args).plot()
+    assert len(ax.patches) == 2 and "MB" in ax.get_xlabel()
+    matplotlib.pyplot.close("all")
+
+
+def test_format_seconds():
+    assert [format_seconds(t) for t in (2.0, 0.5, 1.5e-6)] == ["2 s", "500 ms", "1.5 µs"]
+
+
+def branches(x):
+    return x if x.sum() > 0 else -x
+
+
+def says(x):
+    return "text"
+
+
+@pytest.mark.parametrize("measure", [rx.measure, lambda f, *a: rx.compare({"it": f}, *a)])
+def test_what_cannot_be_measured_is_said_in_one_sentence(measure):
+    with pytest.raises(TypeError, match=r"needs a function.*not the result of calling it"):
+        measure(X, X)
+    with pytest.raises(TypeError, match=r"argument 0 is a str \('abc'\), not an array"):
+        measure(jnp.sin, "abc")
+    with pytest.raises(
+        TypeError, match=r"branches cannot be compiled \(it needs the value.*jnp.where"
+    ):
+        measure(branches, X)
+    with pytest.raises(TypeError, match=r"branches cannot be compiled"):
+        measure(jax.jit(branches), X)
+    with pytest.raises(TypeError, match=r"says cannot be compiled .*take and return arrays only"):
+        measure(says, X)
+    with pytest.raises(TypeError, match=r"argument 0 is a str \('abc'\), not an array"):
+        measure(jax.jit(lambda x: x), "abc")
+
+
+def test_the_functions_own_errors_show():
+    with pytest.raises(ZeroDivisionError):
+        rx.measure(lambda x: 1 / 0, X)
+    with pytest.raises(TypeError, match=r"dot_general|matmul"):
+        rx.measure(lambda x: x @ jnp.ones(3), X)
+
+
+def test_comparisons_need_names():
+    with pytest.raises(TypeError, match="needs the functions by name"):
+        rx.compare([jnp.sin], X)
+    with pytest.raises(ValueError, match="got no functions"):
+        rx.compare({}, X)
+    with pytest.raises(TypeError, match="compare, 'bad' needs a function"):
+        rx.compare({"good": jnp.sin, "bad": 3}, X)
