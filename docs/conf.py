@@ -88,9 +88,10 @@ copybutton_exclude = ".linenos, .gp, .go"
 copybutton_selector = "div.cell_input pre, div.highlight-python pre, div.highlight-bash pre"
 
 html_sidebars = {"**": ["sidebar-head.html", "sbt-sidebar-nav.html"]}
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "navbar_persistent": [],  # or there would be a second search button
-    "home_page_in_toc": True,
+    "home_page_in_toc": False,
     "show_toc_level": 2,
     "use_download_button": False,  # _ext/notebooks.py offers the executed notebook
     "use_fullscreen_button": False,

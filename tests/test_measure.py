@@ -183,22 +183,22 @@ def test_verdict_says_when_it_got_worse():
     again = jax.grad(lambda k: scan(lambda c: body(c, k), jnp.ones(3), 100).sum())
     cost = rx.compare({"plain": narrow, "again": again}, jnp.ones(2))
     assert cost.bytes_ratio("again") > 1.2
-    assert re.fullmatch(r"again: needs [\d.]+x the bytes, against plain\.", cost.verdict)
+    assert re.fullmatch(r"again: needs [\d.]+x the bytes, compared with plain\.", cost.verdict)
 
 
 def test_verdicts_without_bytes():
     cost = rx.compare({"a": lambda x: x + 1, "b": lambda x: x + 2}, X)
     assert cost.bytes_ratio("b") == 1.0
-    assert cost.verdict == "b: needs the same bytes, against a."
+    assert cost.verdict == "b: needs the same bytes, compared with a."
     cost = rx.compare({"a": lambda x: x + 1, "b": jax.grad(lambda x: scan(wide, x, 9).sum())}, X)
-    assert "needs bytes where a needs none" in cost.verdict
+    assert "needs bytes where none were needed, compared with a." in cost.verdict
 
 
 def test_verdict_with_times():
     cost = rx.compare({"few": lambda x: scan(wide, x, 5), "many": lambda x: scan(wide, x, 200)}, X,
                       time=True)  # fmt: skip
     assert cost.time_ratio("few") == 1.0 and cost.time_ratio("many") > 2
-    assert f"takes {cost.time_ratio('many'):.2f}x the time of few" in cost.verdict
+    assert f"takes {cost.time_ratio('many'):.2f}x the time, compared with few" in cost.verdict
     assert rx.compare({"few": lambda x: x}, X).time_ratio("few") is None
 
 

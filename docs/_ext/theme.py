@@ -8,6 +8,7 @@ All of it is here, in ``_templates`` and in ``_static/book.css``:
 - The sidebar and the header each have a search button, whose accessible name leaves out what it
   shows, and the sidebar's title stands outside all landmarks. ``_templates/sidebar-head.html`` has
   one button and a landmark instead.
+- Citations have a role that their list does not allow; they become its items.
 - In dark mode the theme puts HTML outputs on a light ground; ``book.css`` takes that back, since
   the book's outputs follow the theme themselves.
 """
@@ -29,7 +30,14 @@ def _drop_unused(app: Sphinx, exception: Exception | None) -> None:
             path.unlink()
 
 
+def _mend_citations(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Give citations the role that the list they stand in asks for; docutils' own is deprecated."""
+    if 'role="doc-biblioentry"' in context.get("body", ""):
+        context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+
+
 def setup(app: Sphinx) -> dict:
-    """Clean up after the theme's files have been copied."""
+    """Connect the repairs."""
+    app.connect("html-page-context", _mend_citations)
     app.connect("build-finished", _drop_unused)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

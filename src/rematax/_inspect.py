@@ -25,6 +25,7 @@ import numpy as np
 
 from ._sizes import format_bytes, leaf_bytes
 
+_HEAD = ("kind", "shape", "size", "from", "how many")
 # What JAX puts around a value on its way out, without making a new one.
 _WRAPPERS = {"reduce_precision", "copy", "optimization_barrier"}
 
@@ -63,7 +64,8 @@ class Residual:
         size = format_bytes(self.bytes)
         if self.length > 1:
             size += f" = {self.length} × {format_bytes(self.step_bytes)}"
-        origin = " ".join(filter(None, (self.made_by, f"'{self.name}'" if self.name else None)))
+        named = f"'{self.name}'" if self.name and self.kind != "argument" else self.name
+        origin = " ".join(filter(None, (self.made_by, named)))
         return self.kind, what, size, origin
 
 
@@ -100,7 +102,7 @@ class Residuals(Sequence[Residual]):
 
     def _table(self) -> Iterator[tuple[str, ...]]:
         for row, times in Counter(self).items():
-            yield (f"{times} ×" if times > 1 else "", *row._cells())
+            yield (*row._cells(), f"× {times}" if times > 1 else "")
 
     def __repr__(self) -> str:
         rows = list(self._table())
@@ -109,9 +111,7 @@ class Residuals(Sequence[Residual]):
         return "\n".join((self._summary(), *(f"  {line}" for line in lines)))
 
     def _repr_html_(self) -> str:
-        head = "".join(
-            f'<th scope="col">{h}</th>' for h in ("", "kind", "shape", "size", "made by")
-        )
+        head = "".join(f'<th scope="col">{h}</th>' for h in _HEAD)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
             for row in self._table()

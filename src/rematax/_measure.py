@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import html
+import math
 import re
 import statistics
 import time as clock
@@ -164,28 +165,25 @@ class Comparison(Mapping[str, Cost]):
         ratio, pace = self.bytes_ratio(name), self.time_ratio(name)
         ops, base = self.operations[name], self.operations[self.base]
         if ops.lowered > base.lowered and ops.compiled <= base.compiled:
-            return (
-                f"{name}: the compiler merged the recomputation away, and it needs "
-                f"{ratio:.3g}x the bytes of {self.base}."
-            )
-        if ratio < 0.995:
-            size = f"saves {100 * (1 - ratio):.0f} % of the bytes"
+            parts = ["the compiler merged the recomputation away", f"needs {ratio:.3g}x the bytes"]
+        elif ratio < 0.995:
+            parts = [f"saves {100 * (1 - ratio):.0f} % of the bytes"]
+        elif ratio == math.inf:
+            parts = ["needs bytes where none were needed"]
         elif ratio > 1.005:
-            size = f"needs {ratio:.3g}x the bytes" if ratio != float("inf") else "needs bytes where"
-            size += f" {self.base} needs none" if ratio == float("inf") else ""
+            parts = [f"needs {ratio:.3g}x the bytes"]
         else:
-            size = "needs the same bytes"
+            parts = ["needs the same bytes"]
         if pace is not None:
-            return f"{name}: {size} and takes {pace:.2f}x the time of {self.base}."
-        if base.compiled and ops.compiled != base.compiled:
-            work = f"{ops.compiled / base.compiled:.2f}x the expensive operations"
-            return f"{name}: {size} and has {work} of {self.base}."
-        return f"{name}: {size}, against {self.base}."
+            parts.append(f"takes {pace:.2f}x the time")
+        elif base.compiled and ops.compiled != base.compiled:
+            parts.append(f"has {ops.compiled / base.compiled:.2f}x the expensive operations")
+        return f"{name}: {' and '.join(parts)}, compared with {self.base}."
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         timed = self.time_ratio(self.base) is not None
         counted = any(ops.traced for ops in self.operations.values())
-        head = ["", "working bytes", "ratio"] + (["time", "ratio"] if timed else [])
+        head = ["function", "working bytes", "ratio"] + (["time", "time ratio"] if timed else [])
         head += ["products traced / lowered / compiled"] if counted else []
         body = []
         for name, cost in self.items():
@@ -413,4 +411,4 @@ def _working_bytes(cost: Cost) -> int:
 
 
 def _ratio(a: int, b: int) -> float:
-    return a / b if b else 1.0 if not a else float("inf")
+    return a / b if b else 1.0 if not a else math.inf

@@ -179,9 +179,9 @@ def belief(id: str, text: str, verdict: str, because: str) -> None:
     _register(id)
     _glue(id, "belief", verdict, verdict=verdict, says=text, because=because)
     page = (
-        f'<aside class="rx-belief" data-verdict="{verdict}" aria-label="Folklore, tested">'
+        f'<div class="rx-belief" data-verdict="{verdict}">'
         f"<p><strong>Folklore, tested.</strong> “{html.escape(text)}” "
-        f'<span class="rx-verdict">{verdict}</span> {html.escape(because)}</p></aside>'
+        f'<span class="rx-verdict">{verdict}</span> {html.escape(because)}</p></div>'
     )
     plain = f"Folklore, tested: “{text}” {verdict}: {because}"
     _display({"text/html": page, "text/plain": plain})

@@ -40,6 +40,7 @@ def imported(code: str) -> set[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_visible_cells_run_as_pasted(path, tmp_path):
     code = visible_code(path)
+    assert max(map(len, code.splitlines())) <= 80  # what a page shows without scrolling
     outside = {name for name in imported(code) if name.split(".")[0] not in MAY_IMPORT}
     assert outside <= set(sys.stdlib_module_names)
     assert "rematax.book" not in code

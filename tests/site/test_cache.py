@@ -155,11 +155,11 @@ def test_failing_cell_is_named(book):
     book.change("docs/two.md", "print(40 + 2)", "1 / 0")
     book.build()
     assert book.result.returncode != 0
-    assert "two, cell 1 (line 10): ZeroDivisionError: division by zero" in book.result.stderr
+    assert "two, cell 1 (line 11): ZeroDivisionError: division by zero" in book.result.stderr
     book.change("docs/two.md", "1 / 0", "import time; time.sleep(60)")
     book.build(REMATAX_CELL_SECONDS="2")
     assert book.result.returncode != 0
-    assert "two, cell 1 (line 10): the cell took longer than 2 seconds." in book.result.stderr
+    assert "two, cell 1 (line 11): the cell took longer than 2 seconds." in book.result.stderr
 
 
 def test_false_claim_is_named(book):

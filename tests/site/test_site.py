@@ -17,7 +17,7 @@ PAGES = sorted(
     if "_build" not in path.parts
 )
 CHAPTERS = [page for page in PAGES if page.startswith(("learn/", "apply/"))]
-WEIGHT = 260_000  # bytes, compressed, of a page with everything it loads but the search index
+WEIGHT = 290_000  # bytes, compressed, of a page with all it loads but the search index
 
 
 def rows() -> list[dict]:
@@ -92,8 +92,7 @@ def test_page_is_accessible(address, browser, page, theme):
         tab.goto(f"{address}/{page}")
         tab.wait_for_load_state("networkidle")
         assert tab.evaluate("document.documentElement.dataset.theme") == theme
-        for folded in tab.locator("details:not([open]) > summary").all():
-            folded.click()
+        tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         tab.wait_for_timeout(100)
         found = Axe().run(tab).response["violations"]
         assert not [(v["id"], v["nodes"][0]["html"]) for v in found]
