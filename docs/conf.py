@@ -85,7 +85,9 @@ html_show_sourcelink = False
 html_show_search_summary = False  # it fetches pages, which a browser refuses for file://
 html_math_renderer = "mathml"
 copybutton_exclude = ".linenos, .gp, .go"
-copybutton_selector = "div.cell_input pre, div.highlight-python pre, div.highlight-bash pre"
+copybutton_selector = ", ".join(
+    f"div.{block} pre" for block in ("cell_input", "highlight-python", "highlight-bash", "doctest")
+)
 
 html_sidebars = {"**": ["sidebar-head.html", "sbt-sidebar-nav.html"]}
 html_context = {"default_mode": "auto"}

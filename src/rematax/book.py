@@ -220,7 +220,7 @@ def figure(fig: Figure, *, alt: str) -> None:
     plt.close(fig)
     _display(
         {
-            "text/html": f'<div class="rx-figure">{svg}</div>',
+            "text/html": f'<div class="rx-figure" tabindex="0">{svg}</div>',
             "image/png": b64encode(png.getvalue()).decode(),
             "text/plain": alt,
         },

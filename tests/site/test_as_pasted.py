@@ -10,11 +10,8 @@ from myst_nb.core.read import read_myst_markdown_notebook
 
 from .conftest import ROOT
 
-PAGES = sorted(
-    path
-    for folder in ("learn", "apply", "recipes", "troubleshooting")
-    for path in (ROOT / "docs" / folder).glob("*.md")
-)
+FOLDERS = ("", "learn", "apply", "recipes", "troubleshooting")
+PAGES = sorted(path for folder in FOLDERS for path in (ROOT / "docs" / folder).glob("*.md"))
 MAY_IMPORT = {"jax", "numpy", "matplotlib", "optax", "diffrax", "rematax"}
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 

@@ -60,7 +60,7 @@ def test_chapter_is_whole(site, page):
     html = (site / page).read_text("utf-8")
     assert "The answer" in html and "In short" in html and "Exercises" in html
     assert "{glue" not in html and "Traceback" not in html
-    figures = re.findall(r'<div class="rx-figure"><svg[^>]*aria-label="([^"]*)"', html)
+    figures = re.findall(r'<div class="rx-figure"[^>]*><svg[^>]*aria-label="([^"]*)"', html)
     assert all(re.search(r"\d", alt) for alt in figures)
 
 
@@ -140,11 +140,13 @@ def test_figures_follow_the_theme(address, browser):
 def test_copying_leaves_out_prompts_and_outputs(address, browser):
     with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
         tab = context.new_page()
-        tab.goto(f"{address}/index.html")
-        block = tab.locator("div.highlight-python").first
+        tab.goto(f"{address}/reference/api.html")
+        block = tab.locator("div.highlight:has(button.copybtn)").nth(1)
+        shown = block.inner_text()
         block.hover()
         block.locator("button.copybtn").click()
         copied = tab.evaluate("navigator.clipboard.readText()")
+    assert ">>>" in shown and "[('cos', True), ('cos', True)]" in shown
     assert ">>>" not in copied and "True" not in copied
     assert copied.startswith("import jax")
     compile(copied, "copied", "exec")
