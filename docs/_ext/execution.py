@@ -89,21 +89,16 @@ class BookClient(NotebookClientBase):
     def _execute(self, total: int) -> tuple[float, str | None]:
         """Execute the notebook in place in an empty folder; return seconds, and what failed."""
         page = self.path.relative_to(_source_folder).with_suffix("").as_posix()
-        number = {
-            index: k
-            for k, index in enumerate(
-                (i for i, cell in enumerate(self.notebook.cells) if cell.cell_type == "code"), 1
-            )
-        }
-        current = [0]
+        code = [i for i, cell in enumerate(self.notebook.cells) if cell.cell_type == "code"]
+        started: list[int] = []  # lines of the code cells that have begun, the last one running
 
         def begin(cell, cell_index: int) -> None:
-            if cell_index in number:
-                current[0] = cell_index
-                _progress.cell(page, number[cell_index], total, self.cell_line(cell_index))
+            if cell_index in code:
+                started.append(self.cell_line(cell_index))
+                _progress.cell(page, len(started), total, started[-1])
 
         def end(cell, cell_index: int, **_) -> None:
-            if cell_index in number:
+            if cell_index in code:
                 _progress.cell_done()
 
         _progress.start(page, total)
@@ -119,7 +114,7 @@ class BookClient(NotebookClientBase):
             )
         if result.err is None:
             return result.time, None
-        where = f"{page}, cell {number.get(current[0], 0)} (line {self.cell_line(current[0])})"
+        where = f"{page}, cell {len(started)} (line {started[-1] if started else 1})"
         return result.time, f"{where}: {_reason(result.err, self.nb_config.execution_timeout)}"
 
 
