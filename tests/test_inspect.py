@@ -1,6 +1,7 @@
 """Residuals against counts by hand and JAX's own report; counts against what is known to run."""
 
 import contextlib
+import functools
 import io
 import re
 from collections import Counter
@@ -15,6 +16,7 @@ import rematax as rx
 
 P = jax.checkpoint_policies
 X = jnp.linspace(0.1, 1.0, 6)
+BIG = jnp.arange(6.0)
 
 
 def scan(body, x, length):
@@ -110,6 +112,94 @@ def test_names_are_found_through_checkpoint_and_scan():
 
     unheard = jax.checkpoint(body, policy=P.save_only_these_names("iner"))  # R10: a typo
     assert "inner" not in {row.name for row in rx.residuals(lambda x: scan(unheard, x, 7).sum(), X)}
+
+
+def test_names_are_found_in_nested_scans_branches_and_custom_rules():
+    def block(c):
+        return scan(lambda c: checkpoint_name(jnp.exp(c), "e"), c, 4)
+
+    (row,) = rx.residuals(lambda x: scan(block, x, 3).sum(), X)
+    assert (row.length, row.shape, row.name) == (12, (3, 4, 6), "e")
+
+    def branch(x):
+        return jax.lax.cond(x[0] > 0, lambda x: checkpoint_name(jnp.exp(x), "e"), jnp.sin, x)
+
+    assert "e" in {row.name for row in rx.residuals(branch, X)}
+
+    @jax.custom_vjp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defvjp(lambda x: (f(x), checkpoint_name(jnp.cos(x), "slope")), lambda c, g: (c * g,))
+    assert [row.name for row in rx.residuals(f, X)] == ["slope"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "names", "arrays"),
+    [
+        (None, set(), 0),
+        (P.nothing_saveable, set(), 0),
+        (P.save_only_these_names("a"), {"a"}, 1),
+        (P.save_only_these_names("a", "b"), {"a", "b"}, 2),
+        (P.save_only_these_names("A"), set(), 0),  # a typing error saves nothing, silently (R10)
+    ],
+)
+def test_policies_save_what_they_name(policy, names, arrays):
+    def f(x):
+        a = checkpoint_name(jnp.sin(x), "a")
+        return jnp.sin(checkpoint_name(jnp.sin(a), "b"))
+
+    kept = rx.residuals(jax.checkpoint(f, policy=policy), X)
+    assert {row.name for row in kept if row.kind != "argument"} == names
+    assert kept.extra_bytes == arrays * X.nbytes
+
+
+def test_five_layers_under_each_policy():
+    """Facts, "Policies": 50 float32 values, W made inside the function."""
+
+    def layer(x):
+        w = 0.9 * jnp.eye(50) + 0.01 * jnp.ones((50, 50))
+        return w.T @ jnp.cos(w @ jnp.sin(x))
+
+    def total(wrap):
+        def f(x):
+            for _ in range(5):
+                x = wrap(layer)(x)
+            return x.sum()
+
+        return rx.residuals(f, jnp.ones(50)).total_bytes
+
+    assert total(lambda f: f) == 102_000
+    bytes_under = {
+        P.everything_saveable: 102_000,
+        P.nothing_saveable: 1_000,
+        P.dots_saveable: 2_000,
+        None: 1_000,
+    }
+    for policy, right in bytes_under.items():
+        assert total(lambda f, p=policy: jax.checkpoint(f, policy=p)) == right
+
+
+@pytest.mark.skipif(
+    not hasattr(jax.config, "jax_use_simplified_jaxpr_constants"), reason="a flag of newer JAX"
+)
+def test_constants_that_are_literals():
+    before = jax.config.jax_use_simplified_jaxpr_constants
+    jax.config.update("jax_use_simplified_jaxpr_constants", True)
+    try:
+        kept = rx.residuals(lambda x: jnp.sin(x * BIG) * BIG, X)
+        measured = rx.measure(lambda x: x * BIG, X)
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", before)
+    assert sorted(row.kind for row in kept) == ["constant", "intermediate"]
+    assert measured.constant_bytes == BIG.nbytes
+
+
+def test_what_is_no_program_is_said_in_one_sentence():
+    with pytest.raises(TypeError, match=r"residuals: .* cannot be traced \(it needs the value"):
+        rx.residuals(lambda x: x if x[0] > 0 else -x, X)
+    with pytest.raises(TypeError, match=r"take and return arrays only"):
+        rx.residuals(lambda x: "text", X)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +360,29 @@ def test_counted_is_a_decorator_that_keeps_the_name():
         return x
 
     assert named.__name__ == "named" and named.__doc__ == "Says something."
+    counts(named, 2.0)
+    assert named.calls == 1
+
+    class Model:
+        @rx.counted
+        def step(self, x):
+            return 2 * x
+
+    counts(Model().step, X)
+    assert Model.step.calls == 1
+    power = rx.counted(functools.partial(pow, 2.0))
+    counts(lambda: power(3.0))
+    assert power.calls == 1
+
+
+def test_a_call_that_fails_is_not_counted():
+    @rx.counted
+    def fails(x):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fails(X)
+    assert fails.calls == 0
 
 
 def test_counted_refuses():

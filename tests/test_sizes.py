@@ -29,6 +29,7 @@ from rematax._sizes import format_bytes, parse_bytes, tree_bytes
         ("9007199254740993 B", 2**53 + 1),
         (7, 7),
         (np.int64(7), 7),
+        (2e9, 2_000_000_000),
     ],
 )
 def test_parse(text, size):

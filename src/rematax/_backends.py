@@ -15,6 +15,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from ._tracing import first_line
+
 _INSTALL = {"gpu": "pip install 'jax[cuda12]'", "tpu": "pip install 'jax[tpu]'"}
 
 
@@ -115,7 +117,7 @@ def use_backend(name: str) -> None:
         >>> rx.use_backend(jax.default_backend())  # what is in use already is fine
     """
     if name not in ("cpu", "gpu", "tpu"):
-        near = difflib.get_close_matches(str(name), ("cpu", "gpu", "tpu"), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(name).lower(), ("cpu", "gpu", "tpu"), n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no backend {name!r}: choose 'cpu', 'gpu' or 'tpu'.{hint}")
     before = jax.config.jax_platforms  # type: ignore[attr-defined]
@@ -124,7 +126,7 @@ def use_backend(name: str) -> None:
         in_use = jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # the latter where no plugin is installed
         jax.config.update("jax_platforms", before)
-        reason = (str(error).strip().splitlines() or ["JAX has no plugin for it"])[0].rstrip(".")
+        reason = first_line(error) if str(error) else "JAX has no plugin for it"
         install = f", install its support ({_INSTALL[name]})" if name in _INSTALL else ""
         raise RuntimeError(
             f"no {name} can be used here ({reason}): check that the machine has one{install}, or "

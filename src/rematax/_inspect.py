@@ -24,10 +24,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._sizes import format_bytes, leaf_bytes
+from ._tracing import (
+    check_arguments,
+    first_line,
+    in_one_sentence,
+    is_array,
+    is_literal,
+    is_number,
+    name_of,
+    sub_jaxprs,
+)
 
 _HEAD = ("kind", "shape", "size", "from", "how many")
 # What JAX puts around a value on its way out, without making a new one.
-_WRAPPERS = {"reduce_precision", "copy", "optimization_barrier"}
+_WRAPPERS = {"name", "reduce_precision", "copy", "optimization_barrier"}
 
 
 @dataclass(frozen=True)
@@ -152,26 +162,28 @@ def residuals(fun: Callable, *args: Any) -> Residuals:
         (['argument'], 0)
     """
     check_arguments("residuals", fun, args)
-    jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
+    with in_one_sentence("residuals", fun, args):
+        jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
     try:
         closed = jax.make_jaxpr(functools.partial(_pullback, fun))(*args)
     except (TypeError, ValueError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ValueError(
-            f"residuals: {name_of(fun)} cannot be differentiated in reverse mode ({reason}). "
+            f"residuals: {name_of(fun)} cannot be differentiated in reverse mode "
+            f"({first_line(error)}). "
             "Use a scan or a bounded fori_loop for its loops, and jax.custom_vjp for callbacks."
         ) from None
     arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
     constants = set(map(id, closed.jaxpr.constvars))
     rows, seen = [], set()
     for var in closed.jaxpr.outvars:
-        if _is_literal(var) or id(var) in seen:
+        key = id(var.val) if is_literal(var) else id(var)
+        if key in seen or (is_literal(var) and not var.aval.shape):
             continue
-        seen.add(id(var))
+        seen.add(key)
         shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
         if id(var) in arguments:
             rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))
-        elif id(var) in constants:
+        elif is_literal(var) or id(var) in constants:
             rows.append(Residual(shape, dtype, size, "constant"))
         else:
             name, made_by, length = _origin(var, closed.jaxpr)
@@ -189,14 +201,20 @@ class Counted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, and count that it ran."""
-        probes = [_probe(leaf) for leaf in jax.tree.leaves((args, kwargs)) if _is_array(leaf)]
-        if not probes:
+        leaves = jax.tree.leaves((args, kwargs))
+        given = [leaf for leaf in leaves if is_array(leaf)] or list(filter(is_number, leaves))
+        if not given:
             raise TypeError(
                 f"counted: {name_of(self._fun)} was called without an array. Each call needs one, "
                 "or the compiler would move the count out of the loop."
             )
-        jax.debug.callback(lambda *_: self._runs.append(None), *probes)
-        return self._fun(*args, **kwargs)
+        out = self._fun(*args, **kwargs)
+        jax.debug.callback(lambda *_: self._runs.append(None), *map(_probe, given))
+        return out
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Bind to an instance, so that methods can be counted."""
+        return self if instance is None else functools.partial(self, instance)
 
     @property
     def calls(self) -> int:
@@ -246,37 +264,6 @@ def counted(fun: Callable) -> Counted:
     return Counted(fun)
 
 
-def check_arguments(caller: str, fun: Any, args: tuple) -> None:
-    """Refuse what is no function, and leaves that are no arrays, in words of ours."""
-    if not callable(fun):
-        raise TypeError(
-            f"{caller} needs a function, not {fun!r:.60}: pass the function itself, "
-            "not the result of calling it."
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
-        if not (_is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
-            where = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-            raise TypeError(
-                f"{caller}: {where} is a {type(leaf).__name__} ({leaf!r:.40}), not an array. "
-                "Pass arrays, numbers or jax.ShapeDtypeStruct; bind anything else with "
-                "functools.partial or a lambda."
-            )
-
-
-def name_of(fun: Callable) -> str:
-    """Return a name for messages."""
-    return getattr(fun, "__name__", None) or repr(fun)
-
-
-def sub_jaxprs(eqn: Any) -> Iterator[Any]:
-    """Yield the jaxprs among an equation's parameters."""
-    for value in eqn.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            inner = getattr(item, "jaxpr", item)
-            if hasattr(inner, "eqns"):
-                yield inner
-
-
 def _pullback(fun: Callable, *args: Any) -> Any:
     """Return the pullback, whose leaves are the residuals, after having traced that it works."""
     out, pullback = jax.vjp(fun, *args)
@@ -309,36 +296,39 @@ def _origin(var: Any, jaxpr: Any) -> tuple[str | None, str | None, int]:
     """Return the name a value was given, the primitive that made it, and the steps it stacks."""
     makers = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
     eqn = makers.get(id(var))
+    name = _given_name(var, jaxpr)
     while eqn is not None and eqn.primitive.name in _WRAPPERS:
         var = eqn.invars[eqn.outvars.index(var)]
+        name = name or eqn.params.get("name") or _given_name(var, jaxpr)
         eqn = makers.get(id(var))
     if eqn is None:
-        return None, None, 1
-    if eqn.primitive.name == "name":
-        _, made_by, length = _origin(eqn.invars[0], jaxpr)
-        return eqn.params["name"], made_by, length
+        return name, None, 1
     index = eqn.outvars.index(var)
-    for inner in sub_jaxprs(eqn):
-        if len(inner.outvars) != len(eqn.outvars) or _is_literal(inner.outvars[index]):
+    inside = []
+    for closed in sub_jaxprs(eqn):
+        inner = getattr(closed, "jaxpr", closed)
+        if len(inner.outvars) != len(eqn.outvars) or is_literal(inner.outvars[index]):
             continue
-        inside = inner.outvars[index]
-        name, made_by, length = _origin(inside, inner)
-        if eqn.primitive.name == "scan" and inside.aval.shape != var.aval.shape:
+        inner_name, made_by, length = _origin(inner.outvars[index], inner)
+        if eqn.primitive.name == "scan" and inner.outvars[index].aval.shape != var.aval.shape:
             length *= eqn.params["length"]  # stacked, not carried
-        return name, made_by or eqn.primitive.name, length
-    return None, eqn.primitive.name, 1
+        inside.append((name or inner_name, made_by or eqn.primitive.name, length))
+    # Of the branches of a cond, the one that names the value tells most.
+    inside.sort(key=lambda found: found[0] is None)
+    return inside[0] if inside else (name, eqn.primitive.name, 1)
 
 
-def _is_literal(var: Any) -> bool:
-    return hasattr(var, "val")
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+def _given_name(var: Any, jaxpr: Any) -> str | None:
+    """Return the name that an equation gives to a copy of the value."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "name" and eqn.invars[0] is var:
+            return eqn.params["name"]
+    return None
 
 
 def _probe(leaf: Any) -> Any:
     """Return something small that depends on an array, for the host to look at."""
+    leaf = jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     leaf = jax.lax.stop_gradient(leaf)

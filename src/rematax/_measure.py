@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._inspect import check_arguments, name_of, sub_jaxprs
 from ._sizes import format_bytes, leaf_bytes
+from ._tracing import captured_arrays, check_arguments, in_one_sentence, is_array, sub_jaxprs
 
 _EXPENSIVE = {"dot_general", "ragged_dot_general", "scaled_matmul", "conv_general_dilated"}
 _LOWERED = re.compile(r"stablehlo\.(?:dot_general|dot|convolution)\b")
@@ -292,7 +292,7 @@ def compare(functions: Mapping[str, Callable], *args: Any, time: bool = False) -
     }
     operations = {
         name: Operations(
-            traced=_count_traced(traced.jaxpr.jaxpr),
+            traced=_count_traced(traced.jaxpr),
             lowered=_count_lowered(lowered.as_text()),
             compiled=len(_COMPILED.findall(compiled.as_text() or "")),
         )
@@ -335,7 +335,7 @@ def _measured(caller: str, fun: Any, args: tuple, time: bool) -> tuple[Cost, Any
         argument_bytes=int(analysis.argument_size_in_bytes),
         output_bytes=int(analysis.output_size_in_bytes),
         alias_bytes=int(analysis.alias_size_in_bytes),
-        constant_bytes=sum(map(leaf_bytes, _constants(traced.jaxpr))),
+        constant_bytes=sum(map(leaf_bytes, captured_arrays(traced.jaxpr).values())),
         compile_seconds=compile_seconds,
         seconds=_median_seconds(run or compiled, args, bool(analysis.alias_size_in_bytes))
         if time
@@ -350,25 +350,8 @@ def _trace(caller: str, fun: Any, args: tuple) -> tuple[Any, Callable | None]:
     jitted = hasattr(fun, "trace") and hasattr(fun, "lower")
     if not jitted:
         check_arguments(caller, fun, args)
-    why = what = ""
-    try:
+    with in_one_sentence(caller, fun, args):
         return (fun if jitted else jax.jit(fun)).trace(*args), fun if jitted else None
-    except jax.errors.ConcretizationTypeError:
-        why = "it needs the value of an argument while it is traced, as a Python if or while does"
-        what = "use jnp.where, jax.lax.cond or a loop of jax.lax, or make that argument static"
-    except TypeError as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        what = "take and return arrays only"
-        if not ("valid JAX type" in why or "abstract array" in why):
-            raise
-    check_arguments(caller, fun, args)  # a jitted function may have static ones, so only now
-    raise TypeError(f"{caller}: {name_of(fun)} cannot be compiled ({why}): {what}.")
-
-
-def _constants(closed: Any) -> list[Any]:
-    """Return the arrays that a traced program closes over, each once."""
-    found = {id(const): const for const in closed.consts if hasattr(const, "dtype")}
-    return list(found.values())
 
 
 def _median_seconds(run: Callable, args: tuple, donates: bool) -> float:
@@ -376,7 +359,7 @@ def _median_seconds(run: Callable, args: tuple, donates: bool) -> float:
     times: list[float] = []
     for k in range(_MANY_RUNS):
         # A donated argument is gone after a run.
-        given = jax.block_until_ready(jax.tree.map(jnp.copy, args)) if donates else args
+        given = jax.tree.map(_fresh, args) if donates else args
         start = clock.perf_counter()
         jax.block_until_ready(run(*given))
         if k:
@@ -386,7 +369,12 @@ def _median_seconds(run: Callable, args: tuple, donates: bool) -> float:
     return statistics.median(times)
 
 
-def _count_traced(jaxpr: Any) -> int:
+def _fresh(leaf: Any) -> Any:
+    return jax.block_until_ready(jnp.copy(leaf)) if is_array(leaf) else leaf
+
+
+def _count_traced(closed: Any) -> int:
+    jaxpr = getattr(closed, "jaxpr", closed)
     own = sum(eqn.primitive.name in _EXPENSIVE for eqn in jaxpr.eqns)
     return own + sum(_count_traced(inner) for eqn in jaxpr.eqns for inner in sub_jaxprs(eqn))
 

@@ -26,8 +26,8 @@ def parse_bytes(size: int | str) -> int:
     """Return a memory size in bytes.
 
     Args:
-        size: A whole number of bytes, or text such as ``"500 MB"``, ``"2 GiB"`` or ``"1.5kB"``.
-            Letter case does not matter; ``b`` always means byte.
+        size: A whole number of bytes (``2e9`` is one), or text such as ``"500 MB"``, ``"2 GiB"``
+            or ``"1.5kB"``. Letter case does not matter; ``b`` always means byte.
 
     Returns:
         The size in bytes, rounded down to a whole byte.
@@ -55,6 +55,8 @@ def parse_bytes(size: int | str) -> int:
         unit = _BY_LOWER_CASE[match[2].lower()]
         bytes_ = math.floor(float(number) * unit) if "." in number else int(number) * unit
     elif isinstance(size, (int, np.integer)) and not isinstance(size, bool):
+        bytes_ = int(size)
+    elif isinstance(size, float) and size.is_integer():  # 2e9 is how people write it
         bytes_ = int(size)
     else:
         raise TypeError(
