@@ -1,1 +1,7 @@
 """Gradient checkpointing in JAX: see, measure and plan the memory of a gradient."""
+
+from ._scan import scan as scan
+from ._schedules import Binomial as Binomial
+from ._schedules import EveryStep as EveryStep
+from ._schedules import Nested as Nested
+from ._schedules import StoreAll as StoreAll
