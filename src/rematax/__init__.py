@@ -1,5 +1,7 @@
 """Gradient checkpointing in JAX: see, measure and plan the memory of a gradient."""
 
+from ._gradcheck import TaylorTest as TaylorTest
+from ._gradcheck import taylor_test as taylor_test
 from ._scan import scan as scan
 from ._schedules import Binomial as Binomial
 from ._schedules import EveryStep as EveryStep

@@ -33,7 +33,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
@@ -183,20 +183,34 @@ ad.primitive_jvps[_linear_p] = _jvp
 batching.fancy_primitive_batchers[_linear_p] = _batch
 
 
-def closed(
-    fun: Callable[..., PyTree], *args: PyTree
-) -> tuple[Callable[[Sequence[Any], Sequence[Any]], list[Any]], list[Any], list[Any], PyTree]:
+class Closed(NamedTuple):
+    """A traced function whose closed-over values are explicit.
+
+    Attributes:
+        call: ``call(consts, leaves)`` runs the program on the leaves of the arguments and returns
+            the leaves of the result.
+        consts: The values closed over, tracers of any transformation among them.
+        types: Abstract values of the leaves of the result.
+        out: The result, as a pytree of :class:`jax.ShapeDtypeStruct`.
+        unrepeatable: Names of the effects that must happen once and in order.
+    """
+
+    call: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    consts: list[Any]
+    types: list[Any]
+    out: PyTree
+    unrepeatable: tuple[str, ...]
+
+
+def closed(fun: Callable[..., PyTree], *args: PyTree) -> Closed:
     """Trace a function once, and make what it closes over an explicit argument.
 
     Args:
         fun: Function of ``args``; may close over arrays and tracers of any transformation.
-        *args: Pytrees of arrays, or of :class:`jax.ShapeDtypeStruct`.
+        *args: Pytrees of arrays.
 
     Returns:
-        ``(call, consts, types, out)``: ``call(consts, leaves)`` runs the traced program on the
-        leaves of ``args`` and returns the leaves of the result, ``consts`` are the values closed
-        over, ``types`` the abstract values of the result's leaves, and ``out`` the result as a
-        pytree of :class:`jax.ShapeDtypeStruct`.
+        The traced function.
     """
     program, out = jax.make_jaxpr(fun, return_shape=True)(*args)
     jaxpr = program.jaxpr
@@ -204,7 +218,13 @@ def closed(
     def call(consts, leaves):
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*leaves)
 
-    return call, list(program.consts), list(program.out_avals), out
+    # JAX has no public names for these kinds of effects: ordered ones, and those on mutable arrays.
+    kinds = [[kind.__name__ for kind in type(effect).__mro__] for effect in program.effects]
+    unrepeatable = {
+        names[0] for names in kinds if names[0].startswith("Ordered") or "RefEffect" in names
+    }
+    types = list(program.out_avals)
+    return Closed(call, list(program.consts), types, out, tuple(sorted(unrepeatable)))
 
 
 def same_type(a: Any, b: Any) -> bool:

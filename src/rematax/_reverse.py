@@ -221,9 +221,7 @@ def _turn(loop, wanted, at, cotangents):
         return pick(out, wanted.carry), pick(y, loop.outs)
 
     (_, y), pullback = jax.vjp(differentiable, *map(pick, at, wanted))
-    ct_y = [
-        jnp.zeros_like(a) if ct is None else ct for a, ct in zip(y, cotangents.ys, strict=True)
-    ]
+    ct_y = [jnp.zeros_like(a) if ct is None else ct for a, ct in zip(y, cotangents.ys, strict=True)]
     return pullback((cotangents.carry, ct_y))
 
 
@@ -268,6 +266,4 @@ def _read(tree, i):
 
 
 def _write(tree, value, i):
-    return jax.tree.map(
-        lambda a, v: lax.dynamic_update_index_in_dim(a, v, i, axis=0), tree, value
-    )
+    return jax.tree.map(lambda a, v: lax.dynamic_update_index_in_dim(a, v, i, axis=0), tree, value)

@@ -51,15 +51,19 @@ from ._reverse import (
 )
 
 
-def checkpointed_scan(loop: Loop, inputs: Inputs) -> Outputs:
+def checkpointed_scan(loop: Loop, inputs: Inputs, unrepeatable: tuple[str, ...] = ()) -> Outputs:
     """Run the loop; its derivatives keep snapshots only.
 
     Args:
         loop: The loop.
         inputs: Leaves of its inputs.
+        unrepeatable: Effects of the step that a replay would get wrong.
 
     Returns:
         The outputs. Without differentiation this is ``jax.lax.scan`` and nothing else.
+
+    Raises:
+        NotImplementedError: When differentiated, if there are unrepeatable effects.
     """
 
     @jax.custom_jvp
@@ -67,6 +71,12 @@ def checkpointed_scan(loop: Loop, inputs: Inputs) -> Outputs:
         return plain_scan(loop, inputs)
 
     def rule(primals, tangents):
+        if unrepeatable:
+            raise NotImplementedError(
+                "rx.scan: the derivative with rx.Binomial re-runs steps, but the step has effects "
+                f"that must happen once and in order ({', '.join(unrepeatable)}); print with "
+                "ordered=False, carry the array instead of mutating it, or use rx.StoreAll()."
+            )
         (inputs,), (tangents,) = primals, tangents
         outputs, snapshots = _swept(loop, inputs)
         return outputs, _pushed(loop, inputs, tangents, outputs, snapshots)[0]
@@ -183,9 +193,9 @@ def _curvature_map(
 
 
 def _curved(loop, wanted, directions, residuals, operand):
-    """Evaluate the curvature map: one reverse sweep of the doubled loop.
+    r"""Evaluate the curvature map: one reverse sweep of the doubled loop.
 
-    Of the doubled loop :math:`(x, \\dot x) \\mapsto (F(x), F'(x) \\dot x)`, the pullback of
+    Of the doubled loop :math:`(x, \dot x) \mapsto (F(x), F'(x) \dot x)`, the pullback of
     the cotangents (d_cotangents, cotangents) with respect to :math:`x` is what is asked for.
     """
     inputs, snapshots, cotangents = residuals

@@ -112,28 +112,29 @@ def scan(
     if not callable(f):
         raise TypeError(f"rx.scan: f must be a function of (carry, x), not {f!r}.")
     n = _length(xs, length)
-    if n is None or n == 0 or isinstance(schedule, StoreAll) or jax.config.jax_disable_jit:
+    eager = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    if n is None or n == 0 or eager or isinstance(schedule, StoreAll):
         # Nothing to schedule; or an error that jax.lax.scan words best; or a person debugging, who
         # wants to see concrete values.
         return lax.scan(f, init, xs, length, reverse, unroll)
     if isinstance(schedule, EveryStep):
         return lax.scan(jax.checkpoint(f, prevent_cse=False), init, xs, n, reverse, unroll)
 
-    step, consts, carry, out_trees, outs = _flat_step(f, init, xs, n)
+    step, traced, carry, (carry_tree, y_tree), outs = _flat_step(f, init, xs, n)
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(xs)]
     if isinstance(schedule, Nested):
         radices = schedule.blocks(n)
 
         def bound(carry, x):
-            return step(consts, carry, x)
+            return step(traced.consts, carry, x)
 
         carry, ys = _nested(bound, carry, leaves, n, radices, schedule.tapes, reverse, unroll)
     elif isinstance(schedule, Binomial):
         loop = Loop(step, n, reverse, unroll, outs, schedule.stops(n), schedule.slots(n))
-        carry, ys = checkpointed_scan(loop, Inputs(consts, carry, leaves))
+        inputs = Inputs(traced.consts, carry, leaves)
+        carry, ys = checkpointed_scan(loop, inputs, unrepeatable=traced.unrepeatable)
     else:
         raise TypeError(f"rx.scan: no engine for a schedule of type {type(schedule).__name__}.")
-    carry_tree, y_tree = out_trees
     return jax.tree.unflatten(carry_tree, carry), jax.tree.unflatten(y_tree, ys)
 
 
@@ -182,41 +183,44 @@ def _flat_step(f, init, xs, n):
     """Trace the step, and restate it on flat lists of leaves.
 
     Returns:
-        The step ``(consts, carry, x) -> (carry, y)``, the values that ``f`` closes over, the
-        leaves of the first carry, the trees of carry and y, and the mask of inexact ys.
+        The step ``(consts, carry, x) -> (carry, y)``, the traced ``f``, the leaves of the first
+        carry, the trees of carry and y, and the mask of inexact ys.
     """
     x = jax.tree.map(lambda a: lax.index_in_dim(jnp.asarray(a), 0, keepdims=False), xs)
     leaves, tree = jax.tree.flatten(init)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     size = len(leaves)
 
-    def traced():
-        call, consts, types, out = closed(f, jax.tree.unflatten(tree, leaves), x)
-        trees = jax.tree.structure(out).children()
-        return call, consts, types, trees, len(trees) == 2 and trees[0].num_leaves == size
+    def trace():
+        traced = closed(f, jax.tree.unflatten(tree, leaves), x)
+        trees = jax.tree.structure(traced.out).children()
+        return traced, trees, len(trees) == 2 and trees[0].num_leaves == size
 
     def changes(leaf, out):
         return not same_type(jax.typeof(leaf), out)
 
-    call, consts, types, trees, pair = traced()
-    if pair and any(leaf.weak_type and changes(leaf, out) for leaf, out in zip(leaves, types)):
+    def promotes(leaf, out):
+        return jax.typeof(leaf).weak_type and changes(leaf, out)
+
+    traced, trees, pair = trace()
+    if pair and any(map(promotes, leaves, traced.types)):
         # Python scalars take the dtype that the step gives them, as in jax.lax.scan.
         leaves = [
             lax.convert_element_type(leaf, jnp.result_type(leaf, out.dtype))
-            if leaf.weak_type and changes(leaf, out)
+            if promotes(leaf, out)
             else leaf
-            for leaf, out in zip(leaves, types)
+            for leaf, out in zip(leaves, traced.types, strict=False)
         ]
-        call, consts, types, trees, pair = traced()
-    if not pair or trees[0] != tree or any(map(changes, leaves, types)):
+        traced, trees, pair = trace()
+    if not pair or trees[0] != tree or any(map(changes, leaves, traced.types)):
         # Whatever is wrong, jax.lax.scan says it well, and in terms of the arguments of `f`.
         jax.eval_shape(lambda: lax.scan(f, init, xs, n))
 
     def step(consts, carry, x):
-        out = call(consts, [*carry, *x])
+        out = traced.call(consts, [*carry, *x])
         return out[:size], out[size:]
 
-    return step, consts, leaves, trees, tuple(map(inexact, types[size:]))
+    return step, traced, leaves, trees, tuple(map(inexact, traced.types[size:]))
 
 
 def _nested(step, carry, xs, n, radices, tapes, reverse, unroll):
@@ -232,16 +236,18 @@ def _nested(step, carry, xs, n, radices, tapes, reverse, unroll):
     full, rest = divmod(n, size)
     # The shorter block runs last, so that it lies at the end of xs, or at the start if reversed.
     start = rest if reverse else 0
-    whole = [x[start : start + full * size].reshape(full, size, *x.shape[1:]) for x in xs]
+    whole = [lax.reshape(x[start : start + full * size], (full, size, *x.shape[1:])) for x in xs]
     part = [x[:rest] if reverse else x[full * size :] for x in xs]
     pieces = []
     if full:
         body = jax.checkpoint(lambda c, x: block(c, x, size), prevent_cse=False)
         carry, ys = lax.scan(body, carry, whole, full, reverse)
-        pieces.append([y.reshape(full * size, *y.shape[2:]) for y in ys])
+        pieces.append([lax.reshape(y, (full * size, *y.shape[2:])) for y in ys])
     if rest:
         carry, ys = jax.checkpoint(lambda c, x: block(c, x, rest))(carry, part)
         pieces.append(ys)
     if len(pieces) == 1:
         return carry, pieces[0]
-    return carry, [jnp.concatenate(ys) for ys in zip(*pieces[:: -1 if reverse else 1])]
+    return carry, [
+        lax.concatenate(ys, 0) for ys in zip(*pieces[:: -1 if reverse else 1], strict=True)
+    ]
