@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+
 import rematax as rx
 
 
@@ -38,7 +39,7 @@ def test_passes_a_right_gradient():
 @pytest.mark.usefixtures("x64")
 def test_pytrees_with_fixed_leaves_and_complex_ones():
     def fun(tree):
-        z = jnp.sin(tree["z"]) * tree["k"].astype(jnp.float64)
+        z = jnp.sin(tree["z"]) * tree["k"].astype(jnp.complex128)
         return jnp.abs(z).sum() + (tree["w"][0] ** 3).sum()
 
     x = {"z": jnp.array([0.3 + 0.2j, 1.0 - 1j]), "k": jnp.array(3), "w": (jnp.ones(2), None)}

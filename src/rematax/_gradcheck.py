@@ -20,6 +20,7 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -150,7 +151,7 @@ def taylor_test(
 
     point = [leaves[i] for i in varied]
     out = jax.eval_shape(value, point)
-    if jax.tree.structure(out) != jax.tree.structure(0) or out.shape or not _real(out):
+    if not _leaf(out) or out.shape or not _real(out):
         raise TypeError(f"rx.taylor_test: fun must return a real scalar, not {out}.")
     if any(jnp.finfo(leaf.dtype).eps > 1e-12 for leaf in [out, *point]):
         warnings.warn(
@@ -174,9 +175,7 @@ def taylor_test(
 
 def _judged(kept: list[tuple[float, float]]) -> TaylorTest:
     steps, remainders = tuple(h for h, _ in kept), tuple(r for _, r in kept)
-    slopes = tuple(
-        math.log(r / s) / math.log(h / k) for (h, r), (k, s) in zip(kept, kept[1:], strict=False)
-    )
+    slopes = tuple(math.log(r / s) / math.log(h / k) for (h, r), (k, s) in itertools.pairwise(kept))
     exact = len(kept) < 3 and all(map(math.isfinite, remainders))
     return TaylorTest(steps, remainders, slopes, exact, exact or slopes[-1] >= LEAST_SLOPE)
 
@@ -206,6 +205,10 @@ def _unit(leaves):
 
 def _step(a, h, d):
     return a + jnp.asarray(h).astype(a.dtype) * d
+
+
+def _leaf(out: Any) -> bool:
+    return bool(jax.tree_util.treedef_is_leaf(jax.tree.structure(out)))
 
 
 def _real(out: Any) -> bool:

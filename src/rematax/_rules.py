@@ -78,6 +78,7 @@ def checkpointed_scan(loop: Loop, inputs: Inputs, unrepeatable: tuple[str, ...] 
                 "ordered=False, carry the array instead of mutating it, or use rx.StoreAll()."
             )
         (inputs,), (tangents,) = primals, tangents
+        inputs = jax.tree.map(jnp.asarray, inputs)  # JAX may hand over Python scalars
         outputs, snapshots = _swept(loop, inputs)
         return outputs, _pushed(loop, inputs, tangents, outputs, snapshots)[0]
 
@@ -94,6 +95,7 @@ def _swept(loop: Loop, inputs: Inputs) -> tuple[Outputs, Leaves]:
 
     def rule(primals, tangents):
         (inputs,), (tangents,) = primals, tangents
+        inputs = jax.tree.map(jnp.asarray, inputs)  # JAX may hand over Python scalars
         outputs, snapshots = _swept(loop, inputs)
         return (outputs, snapshots), _pushed(loop, inputs, tangents, outputs, snapshots)
 

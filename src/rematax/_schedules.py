@@ -331,7 +331,7 @@ class Binomial(Schedule):
         Example:
             >>> import rematax as rx
             >>> rx.Binomial(3).stops(6)
-            array([2, 4, 5, 3, 1], dtype=int32)
+            array([1, 3, 5, 4, 2], dtype=int32)
         """
         return _stops(_steps(n), self.slots(n))
 
