@@ -13,6 +13,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "nightly: slow; left out by -m 'not nightly'")
+
+
 @pytest.fixture
 def x64():
     """Run one test in double precision."""

@@ -249,8 +249,8 @@ def test_dead_and_unperturbed_inputs(schedule):
 
     def program(scan):
         def loss(c, w, xs):
-            (a, b), ys = scan(lambda c, x: ((jnp.sin(c[0]) * c[1], c[1]), x), (c, w), xs)
-            return a * 2.0
+            carry, _ = scan(lambda c, x: ((jnp.sin(c[0]) * c[1], c[1]), x), (c, w), xs)
+            return carry[0] * 2.0
 
         return jax.grad(loss, (0, 1, 2))(0.3, 0.5, XS), jax.grad(loss, 2)(0.3, 0.5, XS)
 

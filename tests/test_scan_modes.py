@@ -10,8 +10,15 @@ from scan_helpers import REMAT3, assert_trees_close, temp_bytes, with_schedule
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-SCHEDULES = [rx.StoreAll(), rx.EveryStep(), rx.Nested(2), rx.Binomial(3)]
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+nightly = pytest.mark.nightly
+SCHEDULES = [
+    pytest.param(rx.Binomial(3), id="Binomial"),
+    pytest.param(rx.Nested(2), id="Nested"),
+    # Both are lax.scan itself, the step wrapped in jax.checkpoint for the one.
+    pytest.param(rx.EveryStep(), id="EveryStep", marks=nightly),
+    pytest.param(rx.StoreAll(), id="StoreAll", marks=nightly),
+]
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
 def loss(scan):
@@ -91,7 +98,12 @@ def test_mode_without_jit(schedule, mode):
     assert_trees_close(run(loss(with_schedule(schedule)), x), expected, rtol=1e-9, atol=1e-11)
 
 
-AXES = {"w": (0, None, None), "c": (None, 0, None), "xs": (None, None, 1), "all": (0, 0, 1)}
+AXES = [
+    pytest.param((0, 0, 1), id="all"),
+    pytest.param((None, None, 1), id="xs", marks=nightly),
+    pytest.param((None, 0, None), id="c", marks=nightly),
+    pytest.param((0, None, None), id="w", marks=nightly),
+]
 
 
 def batched(axes):
@@ -102,7 +114,7 @@ def batched(axes):
 
 
 @every_schedule
-@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+@pytest.mark.parametrize("axes", AXES)
 def test_vmap_and_jit_in_every_order(schedule, axes):
     x = batched(axes)
 
@@ -175,7 +187,7 @@ def test_no_derivative_of_any_order_stores_every_step(mode):
     c, k, state = jnp.linspace(0.1, 1.0, 500), 0.9, 500 * 8
     binomial = with_schedule(rx.Binomial(7))
     short, long = (temp_bytes(SECOND[mode](chain(n, binomial)), c, k) for n in (200, 400))
-    assert abs(long - short) < state and long < 60 * state
+    assert abs(long - short) < state and long < 150 * state
     ours = jax.jit(SECOND[mode](chain(40, binomial)))(c, k)
     theirs = jax.jit(SECOND[mode](chain(40, lax.scan)))(c, k)
     assert_trees_close(ours, theirs, rtol=1e-8, atol=1e-10)
