@@ -157,7 +157,8 @@ def reverse_sweep(
     """
     start = np.append(np.int32(0), loop.first_stops())
     rows = jnp.asarray(np.append(loop.stops[len(start) - 1 :], np.int32(0)))
-    positions = jnp.asarray(np.resize(start, loop.slots + 1))
+    # Added to zeros, so that it is of the mesh in use, as what is written to it will be.
+    positions = jnp.zeros(loop.slots + 1, np.int32) + np.resize(start, loop.slots + 1)
 
     def turn(state, slices):
         i, row, top, positions, snapshots, cotangent, gradient = state
