@@ -5,16 +5,17 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rematax as rx
 
 SCHEDULES = [
-    rx.StoreAll(),
-    rx.EveryStep(),
-    rx.Nested(2),
-    rx.Nested(radices=(3, 2, 4), tapes=True),
-    rx.Binomial(),
-    rx.Binomial(3),
+    pytest.param(rx.StoreAll(), id="StoreAll", marks=pytest.mark.nightly),  # lax.scan itself
+    pytest.param(rx.EveryStep(), id="EveryStep"),
+    pytest.param(rx.Nested(2), id="Nested"),
+    pytest.param(rx.Nested(radices=(3, 2, 4), tapes=True), id="Nested-tapes"),
+    pytest.param(rx.Binomial(), id="Binomial", marks=pytest.mark.nightly),
+    pytest.param(rx.Binomial(3), id="Binomial-3"),
 ]
 
 REMAT3 = bool(getattr(jax.config, "jax_remat3", False))

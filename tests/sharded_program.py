@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import rematax as rx
 
 SPEC, WHOLE = PartitionSpec("i"), PartitionSpec()
-SCHEDULES = {"binomial": rx.Binomial(3), "nested": rx.Nested(2), "every": rx.EveryStep()}
+SCHEDULES = {"binomial": rx.Binomial(3), "nested": rx.Nested(2)}
 
 
 def loss(scan, w, c, xs):

@@ -9,7 +9,7 @@ from jax import lax
 import rematax as rx
 from scan_helpers import OLD_REMAT3, SCHEDULES, Counted, assert_trees_close, with_schedule
 
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 BOTH = [rx.Nested(2), rx.Binomial(3)]
 both_engines = pytest.mark.parametrize("schedule", BOTH, ids=repr)
 XS = jnp.linspace(0.1, 1.0, 7)
@@ -27,7 +27,7 @@ def sine(c, x):
 
 
 @every_schedule
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 11, 24])
+@pytest.mark.parametrize("length", [0, 1, 2, 11, 24])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_values_and_gradients_for_every_length(schedule, length, reverse):
     xs = jnp.linspace(0.5, 1.5, length)

@@ -76,7 +76,7 @@ def step_of(w):
 
 @pytest.mark.usefixtures("x64")
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -105,7 +105,7 @@ def test_any_scan_agrees_with_lax_scan(carry, x, n, schedule, reverse, seed):
 
 
 @pytest.mark.usefixtures("x64")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 1000))
 def test_any_binomial_gradient_agrees_in_double_precision(n, s, seed):
     numbers = np.random.default_rng(seed)
