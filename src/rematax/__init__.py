@@ -6,6 +6,8 @@ Everything public is here, by the name that it has in the literature: ``import r
 from ._backends import Backend as Backend
 from ._backends import describe_backend as describe_backend
 from ._backends import use_backend as use_backend
+from ._gradcheck import TaylorTest as TaylorTest
+from ._gradcheck import taylor_test as taylor_test
 from ._inspect import Counted as Counted
 from ._inspect import Residual as Residual
 from ._inspect import Residuals as Residuals
@@ -16,3 +18,8 @@ from ._measure import Cost as Cost
 from ._measure import Operations as Operations
 from ._measure import compare as compare
 from ._measure import measure as measure
+from ._scan import scan as scan
+from ._schedules import Binomial as Binomial
+from ._schedules import EveryStep as EveryStep
+from ._schedules import Nested as Nested
+from ._schedules import StoreAll as StoreAll

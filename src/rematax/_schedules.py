@@ -1,0 +1,430 @@
+r"""When to store and when to recompute: the schedules, their exact costs, the binomial table.
+
+To pull a cotangent back through ``n`` steps, each step's input is needed, last step first. A
+*schedule* says which of them are kept while the loop runs forward, and which are computed again.
+In the vocabulary of the field, a kept carry is a *snapshot* (or checkpoint, or state), the
+residuals of one step are a *tape*, and one taped step followed by its pullback is a *U-turn*.
+
+The schedules here and their names in the literature:
+
+- :class:`StoreAll`: plain reverse mode, one tape per step.
+- :class:`EveryStep`: store the carries, recompute the tapes.
+- :class:`Nested`: blocks of blocks, "sqrt(n) checkpointing" for two levels [Chen2016]_.
+- :class:`Binomial`: *revolve*, the least number of evaluations with ``s`` snapshots and one tape
+  [Griewank1992]_ [GriewankWalther2000]_.
+
+**The binomial schedule.** With ``s`` snapshots, and no step advanced more than ``r`` times, at
+most :math:`\beta(s, r) = \binom{s+r}{s}` steps can be reversed. The least number of advances is
+therefore :math:`t(n, s) = r n - \binom{s+r}{s+1}`, with ``r`` the integer for which
+:math:`\beta(s, r-1) < n \le \beta(s, r)`. It is reached by recursion: advance ``k`` steps, write a
+snapshot, reverse the last ``n - k`` steps with one slot fewer, then the first ``k`` with all of
+them. Many ``k`` are optimal in advances; :func:`_split` takes the one that writes the fewest
+snapshots as well.
+
+**The table.** Each of the positions ``1 .. n-1`` is advanced *to* exactly once for good: it
+becomes a snapshot there, or it is where the U-turn takes place. The whole schedule is therefore
+one permutation of ``1 .. n-1``, the *stops*, in the order in which a replay meets them: four bytes
+per step. See :meth:`Binomial.stops` for how to read it.
+
+This module is plain Python and NumPy.
+
+References:
+    .. [Griewank1992] A. Griewank (1992), "Achieving logarithmic growth of temporal and spatial
+       complexity in reverse automatic differentiation", Optimization Methods and Software
+       1(1):35-54.
+    .. [GriewankWalther2000] A. Griewank and A. Walther (2000), "Algorithm 799: revolve", ACM
+       Transactions on Mathematical Software 26(1):19-45; the split of :func:`_split` is its
+       section 4.
+    .. [Chen2016] T. Chen, B. Xu, C. Zhang and C. Guestrin (2016), "Training deep nets with
+       sublinear memory cost", arXiv:1604.06174.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Schedule(abc.ABC):
+    """What every schedule promises: how often the step runs, and what is held.
+
+    Schedules are immutable values: equal ones compare and hash alike, so that they can be static
+    arguments of :func:`jax.jit`.
+    """
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def evaluations(self, n: int) -> int:
+        """Count the calls of the step in one ``value_and_grad`` through ``n`` steps.
+
+        Args:
+            n: Number of steps, a non-negative integer.
+
+        Returns:
+            Forward evaluations of the step, the taped ones included; 0 for ``n = 0``.
+        """
+
+    @abc.abstractmethod
+    def stored(self, n: int) -> tuple[int, int]:
+        """Count what is held at the same time, at most, by the gradient of ``n`` steps.
+
+        Args:
+            n: Number of steps, a non-negative integer.
+
+        Returns:
+            ``(states, tapes)``: carries, and sets of residuals of one step.
+        """
+
+
+@dataclass(frozen=True)
+class StoreAll(Schedule):
+    """Keep every tape: plain reverse mode, as in ``jax.lax.scan``.
+
+    ``n`` evaluations, ``n`` tapes. The fastest where the tapes fit and memory traffic does not
+    dominate.
+
+    Example:
+        >>> import rematax as rx
+        >>> rx.StoreAll().evaluations(1000), rx.StoreAll().stored(1000)
+        (1000, (0, 1000))
+    """
+
+    def evaluations(self, n: int) -> int:
+        """Count evaluations: ``n``."""
+        return _steps(n)
+
+    def stored(self, n: int) -> tuple[int, int]:
+        """Count what is held: ``n`` tapes."""
+        return 0, _steps(n)
+
+
+@dataclass(frozen=True)
+class EveryStep(Schedule):
+    """Keep every carry and rebuild each tape: ``jax.checkpoint`` around the step.
+
+    ``2 n`` evaluations, ``n`` states and one tape. It removes the factor *tape over state*, not
+    the factor ``n``; a step whose tape is no larger than its state gains nothing.
+
+    Example:
+        >>> import rematax as rx
+        >>> rx.EveryStep().evaluations(1000), rx.EveryStep().stored(1000)
+        (2000, (1000, 1))
+    """
+
+    def evaluations(self, n: int) -> int:
+        """Count evaluations: ``2 n``."""
+        return 2 * _steps(n)
+
+    def stored(self, n: int) -> tuple[int, int]:
+        """Count what is held: ``n`` states and one tape."""
+        return _steps(n), min(n, 1)
+
+
+@dataclass(frozen=True)
+class Nested(Schedule):
+    """Cut the loop into blocks of blocks, and keep only where the open blocks begin.
+
+    With radices ``a1 .. ak`` that cover ``n`` steps: ``(k + 1) n`` evaluations,
+    ``a1 + .. + ak`` states and one tape; with ``tapes=True``, ``k n`` evaluations,
+    ``a1 + .. + a(k-1)`` states and ``ak`` tapes. Two levels are the well-known "sqrt(n)" scheme.
+    Any ``n`` is served: the last block of a level may be shorter, and no padding is evaluated.
+
+    Being made of ``jax.lax.scan`` and :func:`jax.checkpoint` alone, it works in every mode,
+    reverse over reverse included.
+
+    Args:
+        levels: Number of levels ``k``, at least 1; default 2. The radices are then as equal as
+            integers can be, which makes their sum the least that covers ``n``.
+        radices: Steps per block, outermost first, instead of ``levels``; their product must cover
+            the ``n`` that the schedule is used with.
+        tapes: Keep the tapes of one innermost block instead of rebuilding each: saves ``n``
+            evaluations, costs ``ak - 1`` tapes.
+
+    Raises:
+        TypeError: If ``levels`` or a radix is not an integer, or ``tapes`` not a bool.
+        ValueError: If one is below 1, or ``levels`` contradicts ``radices``.
+
+    References:
+        [Chen2016]_, section 4.
+
+    Example:
+        >>> import rematax as rx
+        >>> rx.Nested(levels=2).evaluations(1024), rx.Nested(levels=2).stored(1024)
+        (3072, (64, 1))
+        >>> rx.Nested(radices=(8, 16), tapes=True).stored(128)
+        (8, 16)
+    """
+
+    levels: int | None = None
+    radices: tuple[int, ...] | None = None
+    tapes: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tapes, bool):
+            raise TypeError(f"rx.Nested: tapes must be True or False, not {self.tapes!r}.")
+        levels, radices = self.levels, self.radices
+        if radices is not None:
+            if not isinstance(radices, tuple | list) or not radices:
+                raise TypeError(
+                    f"rx.Nested: radices must be a tuple of positive integers, not {radices!r}."
+                )
+            radices = tuple(_positive("rx.Nested", "each of the radices", a) for a in radices)
+            object.__setattr__(self, "radices", radices)
+        if levels is None:
+            levels = 2 if radices is None else len(radices)
+        levels = _positive("rx.Nested", "levels", levels)
+        if radices is not None and levels != len(radices):
+            raise ValueError(
+                f"rx.Nested: levels={levels} contradicts the {len(radices)} radices {radices}; "
+                "give one of the two."
+            )
+        object.__setattr__(self, "levels", levels)
+
+    def __repr__(self) -> str:
+        what = f"levels={self.levels}" if self.radices is None else f"radices={self.radices}"
+        return f"Nested({what}{', tapes=True' if self.tapes else ''})"
+
+    def blocks(self, n: int) -> tuple[int, ...]:
+        """Give the radices that are used for ``n`` steps, outermost first.
+
+        Args:
+            n: Number of steps, a non-negative integer.
+
+        Returns:
+            As many radices as there are levels. The product of all of them is at least ``n``.
+
+        Raises:
+            ValueError: If the ``radices`` given do not cover ``n``.
+
+        Example:
+            >>> import rematax as rx
+            >>> rx.Nested(levels=3).blocks(1000)
+            (10, 10, 10)
+        """
+        n, levels = _steps(n), operator.index(self.levels or 2)
+        if self.radices is not None:
+            covered = math.prod(self.radices)
+            if covered < n:
+                raise ValueError(
+                    f"rx.{self!r} covers {covered} steps, which is fewer than the {n} of this "
+                    f"scan; use larger radices, or rx.Nested(levels={levels})."
+                )
+            return self.radices
+        # Of all integers with one sum, equal ones have the largest product: hence a copies of
+        # m + 1 and k - a copies of m, for the least sum whose product covers n.
+        m = 1
+        while (m + 1) ** levels < n:
+            m += 1
+        more = next(a for a in range(levels + 1) if (m + 1) ** a * m ** (levels - a) >= n)
+        return (m + 1,) * more + (m,) * (levels - more)
+
+    def evaluations(self, n: int) -> int:
+        """Count evaluations: ``(levels + 1) n``, or ``levels * n`` with ``tapes=True``."""
+        self.blocks(n)
+        return (operator.index(self.levels or 2) + (not self.tapes)) * n
+
+    def stored(self, n: int) -> tuple[int, int]:
+        """Count what is held: the sum of the radices, as far as ``n`` steps fill them."""
+        counts, rest = [], _steps(n)
+        radices = self.blocks(n)
+        for level in range(len(radices)):
+            # The open block of each level: full if there is a full one, else the remainder.
+            inside = math.prod(radices[level + 1 :])
+            counts.append(-(-rest // inside))
+            rest = min(rest, inside)
+        if self.tapes:
+            return sum(counts[:-1]), counts[-1]
+        return sum(counts), min(n, 1)
+
+
+@dataclass(frozen=True)
+class Binomial(Schedule):
+    r"""Keep ``s`` snapshots and place them so that as little as possible is computed twice.
+
+    ``n + t(n, s) + 1`` evaluations (``t`` as in the module's opening, the 1 because the final
+    state is returned as well), ``s`` states and one tape: the least number of evaluations among
+    all schedules that store only states and hold one tape. Memory does not grow with ``n``.
+
+    Args:
+        snapshots: Number of snapshots ``s``, the initial state included; more than ``n`` is as
+            good as ``n``. Default: the fewest with which no step is run more than three times,
+            about :math:`\sqrt{2 n}`.
+
+    Raises:
+        TypeError: If ``snapshots`` is not an integer.
+        ValueError: If it is below 1.
+
+    References:
+        [GriewankWalther2000]_, Proposition 1 and equations (1) to (3).
+
+    Example:
+        >>> import rematax as rx
+        >>> rx.Binomial(5).evaluations(1000)   # 7.28 times the loop itself
+        7285
+        >>> rx.Binomial().evaluations(10**6) <= 3 * 10**6, rx.Binomial().stored(10**6)
+        (True, (1413, 1))
+    """
+
+    snapshots: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.snapshots is not None:
+            snapshots = _positive("rx.Binomial", "snapshots", self.snapshots)
+            object.__setattr__(self, "snapshots", snapshots)
+
+    def __repr__(self) -> str:
+        return f"Binomial({'' if self.snapshots is None else self.snapshots})"
+
+    def slots(self, n: int) -> int:
+        """Give the number of snapshots that are used for ``n`` steps.
+
+        Args:
+            n: Number of steps, a non-negative integer.
+
+        Returns:
+            ``snapshots``, at most ``n``; or the default for ``n``.
+
+        Example:
+            >>> import rematax as rx
+            >>> rx.Binomial().slots(1000), rx.Binomial(50).slots(10)
+            (44, 10)
+        """
+        n = _steps(n)
+        if self.snapshots is not None:
+            return min(self.snapshots, n)
+        # The least s with beta(s, 2) = (s + 1)(s + 2) / 2 >= n: at most two advances and one tape.
+        s = max(0, math.isqrt(2 * n) - 2)
+        while (s + 1) * (s + 2) < 2 * n:
+            s += 1
+        return min(max(s, 1), n)
+
+    def evaluations(self, n: int) -> int:
+        """Count evaluations: ``n + t(n, s) + 1``, and 0 for ``n = 0``."""
+        return n + _advances(n, self.slots(n)) + 1 if _steps(n) else 0
+
+    def stored(self, n: int) -> tuple[int, int]:
+        """Count what is held: ``s`` states and one tape."""
+        return self.slots(n), min(n, 1)
+
+    def stops(self, n: int) -> npt.NDArray[np.int32]:
+        """Tabulate the schedule: where each advance ends, in the order of the reverse sweep.
+
+        A replay keeps a stack of snapshot positions, at first only position 0. For each step
+        ``i = n-1 .. 0``: start from the top of the stack; until ``i`` is reached, advance to the
+        next stop, and write a snapshot there unless it is ``i`` itself; turn at ``i``; drop the
+        top of the stack if it is ``i``.
+
+        Args:
+            n: Number of steps, a positive integer.
+
+        Returns:
+            A permutation of ``1 .. n-1``, int32, shape ``(n - 1,)``, read-only.
+
+        Example:
+            >>> import rematax as rx
+            >>> rx.Binomial(3).stops(6)
+            array([1, 3, 5, 4, 2], dtype=int32)
+        """
+        return _stops(_steps(n), self.slots(n))
+
+
+def _positive(owner: str, name: str, value: Any) -> int:
+    """Check that a parameter is an integer of at least 1."""
+    number = _integer(value)
+    if number is None:
+        raise TypeError(f"{owner}: {name} must be a positive integer, not {value!r}.")
+    if number < 1:
+        raise ValueError(f"{owner}: {name} must be at least 1, not {number}.")
+    return number
+
+
+def _steps(n: Any) -> int:
+    """Check that a number of steps is a non-negative integer."""
+    number = _integer(n)
+    if number is None:
+        raise TypeError(f"the number of steps must be a non-negative integer, not {n!r}.")
+    if number < 0:
+        raise ValueError(f"the number of steps must not be negative, not {number}.")
+    return number
+
+
+def _integer(value: Any) -> int | None:
+    """Read an integer of any kind; booleans and floats are none."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _repetition(n: int, s: int) -> int:
+    """Find the least ``r`` with ``beta(s, r) >= n``."""
+    if s == 1:
+        return n - 1
+    r, reach = 0, 1
+    while reach < n:
+        r += 1
+        reach = reach * (s + r) // r
+    return r
+
+
+def _advances(n: int, s: int) -> int:
+    """Count the least advances ``t(n, s) = r n - C(s + r, s + 1)``."""
+    r = _repetition(n, s)
+    return r * n - math.comb(s + r, s + 1)
+
+
+def _split(n: int, s: int) -> int:
+    """Choose how far to advance before the next snapshot, for ``1 < s < n``.
+
+    Every result is optimal in advances; among those it is one with the fewest snapshot writes.
+    """
+    r = _repetition(n, s)
+    here = math.comb(s + r - 1, s)  # beta(s, r - 1)
+    one_less = math.comb(s + r - 2, s - 1)  # beta(s - 1, r - 1)
+    two_less = math.comb(s + r - 3, s - 2)  # beta(s - 2, r - 1)
+    if n <= here + two_less:
+        return math.comb(s + r - 2, s)  # beta(s, r - 2)
+    return min(here, n - one_less - two_less)
+
+
+@functools.lru_cache(maxsize=16)
+def _stops(n: int, s: int) -> npt.NDArray[np.int32]:
+    """Build the table of :meth:`Binomial.stops` in time and memory linear in ``n``.
+
+    Reversing ``m`` steps takes exactly ``m - 1`` stops, so that each part's place is known
+    beforehand, and a part of a length and a number of slots that was met before is copied.
+    """
+    stops = np.empty(max(n - 1, 0), np.int32)
+    met: dict[tuple[int, int], tuple[int, int]] = {}
+    parts = [(0, n, s, 0)]  # where in the table, steps, slots, first position
+    while parts:
+        at, m, slots, base = parts.pop()
+        if m < 2:
+            continue
+        end = at + m - 1
+        if slots == 1:  # no slot left: start from `base` each time
+            stops[at:end] = np.arange(base + m - 1, base, -1, dtype=np.int32)
+        elif slots >= m:  # a slot for every step
+            stops[at:end] = np.arange(base + 1, base + m, dtype=np.int32)
+        elif (m, slots) in met:
+            # Depth first: whatever was met and is not around us is finished.
+            before, its_base = met[m, slots]
+            stops[at:end] = stops[before : before + m - 1] + np.int32(base - its_base)
+        else:
+            met[m, slots] = at, base
+            k = _split(m, slots)
+            stops[at] = base + k
+            parts.append((at + m - k, k, slots, base))
+            parts.append((at + 1, m - k, slots - 1, base + k))
+    stops.flags.writeable = False
+    return stops

@@ -1,0 +1,66 @@
+"""What the tests of scan share: schedules, comparison of trees, a counter of evaluations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rematax as rx
+
+SCHEDULES = [
+    pytest.param(rx.StoreAll(), id="StoreAll", marks=pytest.mark.nightly),  # lax.scan itself
+    pytest.param(rx.EveryStep(), id="EveryStep"),
+    pytest.param(rx.Nested(2), id="Nested"),
+    pytest.param(rx.Nested(radices=(3, 2, 4), tapes=True), id="Nested-tapes"),
+    pytest.param(rx.Binomial(), id="Binomial", marks=pytest.mark.nightly),
+    pytest.param(rx.Binomial(3), id="Binomial-3"),
+]
+
+REMAT3 = bool(getattr(jax.config, "jax_remat3", False))
+OLD_REMAT3 = REMAT3 and jax.__version_info__ < (0, 11)
+"""JAX 0.10 with jax_remat3 cannot transpose a checkpointed scan some of whose ys are unused."""
+
+
+def with_schedule(schedule):
+    """Give a scan with a schedule fixed."""
+    return functools.partial(rx.scan, schedule=schedule)
+
+
+def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-6):
+    """Compare structure, shapes, dtypes and values; random keys by their data."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        if jnp.issubdtype(jax.typeof(a).dtype, jax.dtypes.prng_key):
+            assert a.dtype == b.dtype
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert jnp.result_type(a) == jnp.result_type(b) and jnp.shape(a) == jnp.shape(b)
+        if jnp.result_type(a) != jax.dtypes.float0:
+            wide = [np.asarray(x, np.complex128) for x in (a, b)]
+            np.testing.assert_allclose(*wide, rtol=rtol, atol=atol)
+
+
+class Counted:
+    """A step that counts how often it really runs, and how often it is traced."""
+
+    def __init__(self, step):
+        self.step, self.runs, self.traces = step, [], 0
+
+    def __call__(self, carry, x):
+        self.traces += 1
+        # The carry as operand: a callback without one is hoisted out of loops.
+        jax.debug.callback(lambda c: self.runs.append(1), jax.tree.leaves(carry)[0])
+        return self.step(carry, x)
+
+    def calls(self):
+        """Give the number of runs so far, effects flushed, and start again."""
+        jax.effects_barrier()
+        runs = len(self.runs)
+        self.runs.clear()
+        return runs
+
+
+def temp_bytes(fun, *args):
+    """Give the temporary bytes that the compiler allocates."""
+    return jax.jit(fun).lower(*args).compile().memory_analysis().temp_size_in_bytes
