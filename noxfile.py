@@ -41,7 +41,22 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests, the built book's among them; arguments go to pytest."""
     _install(session, "tests/requirements.txt")
+    _pytest(session, *session.posargs)
+
+
+@nox.session(default=False)
+def nightly(session: nox.Session) -> None:
+    """Run all tests, the slow ones too; arguments go to pytest."""
+    _install(session, "tests/requirements.txt")
     session.run("python", "-m", "pytest", *session.posargs, env=_environment("cpu"))
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Time the scan beside its peers, each in its own process; prints ratios."""
+    _install(session, "tests/requirements.txt")
+    script = ROOT / "tests/benchmarks/bench_scan.py"
+    session.run("python", str(script), *session.posargs, env=_environment("cpu"))
 
 
 @nox.session
@@ -72,9 +87,7 @@ def oldest(session: nox.Session) -> None:
     """Build the book and run the tests with the oldest JAX that is supported."""
     _install(session, "docs/requirements-oldest.txt")
     _build_book(session, "cpu", folder="oldest")
-    session.run(
-        "python", "-m", "pytest", "--ignore=tests/site", *session.posargs, env=_environment("cpu")
-    )
+    _pytest(session, "--ignore=tests/site", *session.posargs)
 
 
 @nox.session(default=False, python=["3.12", "3.13"])
@@ -82,9 +95,7 @@ def newest(session: nox.Session) -> None:
     """Build the book and run the tests with the newest locked JAX."""
     _install(session, "tests/requirements.txt")
     _build_book(session, "cpu", folder=f"newest-{session.python}")
-    session.run(
-        "python", "-m", "pytest", "--ignore=tests/site", *session.posargs, env=_environment("cpu")
-    )
+    _pytest(session, "--ignore=tests/site", *session.posargs)
 
 
 @nox.session(default=False)
@@ -126,6 +137,12 @@ def _install(session: nox.Session, lock: str) -> None:
     if _has_venv(session):
         session.install("--require-hashes", "-r", lock)
         session.install("--no-deps", "-e", ".")
+
+
+def _pytest(session: nox.Session, *arguments: str) -> None:
+    """Run the tests that run on every change."""
+    command = ("python", "-m", "pytest", "-m", "not nightly")
+    session.run(*command, *arguments, env=_environment("cpu"))
 
 
 def _environment(backend: str) -> dict[str, str]:
