@@ -22,6 +22,7 @@ release = version
 # -- What the pages' kernels see: this interpreter, this source, nobody's personal settings ------
 os.environ.update(
     JUPYTER_PREFER_ENV_PATH="1",
+    REMATAX_BOOK="build",  # every id once
     IPYTHONDIR=str(BUILD / "ipython"),
     MPLCONFIGDIR=str(BUILD / "matplotlib"),
     PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),

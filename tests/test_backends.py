@@ -64,9 +64,12 @@ def test_misspelt_backend(name):
         rx.use_backend(name)
 
 
-def test_misspelt_backend_gets_a_hint():
-    with pytest.raises(ValueError, match="Did you mean 'gpu'"):
-        rx.use_backend("gpuu")
+@pytest.mark.parametrize(
+    ("name", "meant"), [("gpuu", "gpu"), ("cuda", "gpu"), ("rocm", "gpu"), ("CPU", "cpu")]
+)
+def test_misspelt_backend_gets_a_hint(name, meant):
+    with pytest.raises(ValueError, match=f"Did you mean '{meant}'"):
+        rx.use_backend(name)
 
 
 def test_description():

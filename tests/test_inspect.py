@@ -238,6 +238,18 @@ def test_integer_and_key_arguments():
     )
 
 
+def test_numbers_among_the_results():
+    kept = rx.residuals(lambda x: (jnp.sin(x).sum(), {"n": 3, "k": 2.0}), X)
+    assert kept.total_bytes == X.nbytes
+    assert len(rx.residuals(lambda x: 3.0, X)) == 0
+
+
+def test_static_arguments_are_said_to_be_that():
+    f = jax.jit(lambda x, n: jnp.sin(x) * n, static_argnums=1)
+    with pytest.raises((TypeError, ValueError), match="Bind static arguments"):
+        rx.residuals(f, X, 3)
+
+
 def test_custom_rules_are_seen_through():
     @jax.custom_vjp
     def f(x):
@@ -256,7 +268,9 @@ def test_what_cannot_be_differentiated_is_said_in_one_sentence():
         rx.residuals(loop, X)
     shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
     callback = lambda x: jax.pure_callback(np.sin, shape, x).sum()  # noqa: E731
-    with pytest.raises(ValueError, match=r"cannot be differentiated .*custom_vjp for callbacks"):
+    with pytest.raises(
+        ValueError, match=r"cannot be differentiated .*derivative by jax.custom_vjp"
+    ):
         rx.residuals(callback, X)
 
 
@@ -373,6 +387,8 @@ def test_counted_is_a_decorator_that_keeps_the_name():
     power = rx.counted(functools.partial(pow, 2.0))
     counts(lambda: power(3.0))
     assert power.calls == 1
+    assert "counted: 1 calls" in repr(named)
+    jax.grad(rx.counted(jnp.sin))(1.0)
 
 
 def test_a_call_that_fails_is_not_counted():

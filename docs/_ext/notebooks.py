@@ -17,6 +17,7 @@ from sphinx.application import Sphinx
 
 # {glue:text}`other.md::name:format`, where the other page and the format may be missing
 GLUE = re.compile(r"\{glue:text\}`(?:([^`:]+)::)?([^`:]+)(?::([^`]*))?`")
+FENCE = re.compile(r"^:::(?:\{\w+\} ?(.*))?\n?(?::\w+:.*\n)*", re.MULTILINE)
 ROLE = re.compile(r"\{[\w:-]+\}`(?:([^`<]+?)\s*<[^`>]+>|([^`]+))`")
 
 
@@ -35,6 +36,7 @@ def readable(
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = GLUE.sub(value, cell.source)
+            cell.source = FENCE.sub(lambda m: f"**{m[1]}**\n" if m[1] else "", cell.source)
             cell.source = ROLE.sub(lambda m: f"`{m[1] or m[2]}`", cell.source)
         for output in cell.get("outputs", []):
             if output.get("metadata", {}).get("rematax", {}).get("kind") == "figure":

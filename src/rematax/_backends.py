@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from ._tracing import first_line
 
+_MEANT = {"cpu": "cpu", "gpu": "gpu", "tpu": "tpu", "cuda": "gpu", "nvidia": "gpu", "rocm": "gpu"}
 _INSTALL = {"gpu": "pip install 'jax[cuda12]'", "tpu": "pip install 'jax[tpu]'"}
 
 
@@ -117,8 +118,8 @@ def use_backend(name: str) -> None:
         >>> rx.use_backend(jax.default_backend())  # what is in use already is fine
     """
     if name not in ("cpu", "gpu", "tpu"):
-        near = difflib.get_close_matches(str(name).lower(), ("cpu", "gpu", "tpu"), n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        near = difflib.get_close_matches(str(name).lower(), _MEANT, n=1, cutoff=0.5)
+        hint = f" Did you mean {_MEANT[near[0]]!r}?" if near else ""
         raise ValueError(f"there is no backend {name!r}: choose 'cpu', 'gpu' or 'tpu'.{hint}")
     before = jax.config.jax_platforms  # type: ignore[attr-defined]
     try:

@@ -169,8 +169,7 @@ def residuals(fun: Callable, *args: Any) -> Residuals:
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
             f"residuals: {name_of(fun)} cannot be differentiated in reverse mode "
-            f"({first_line(error)}). "
-            "Use a scan or a bounded fori_loop for its loops, and jax.custom_vjp for callbacks."
+            f"({first_line(error)}). {_remedy(str(error))}"
         ) from None
     arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
     constants = set(map(id, closed.jaxpr.constvars))
@@ -215,6 +214,9 @@ class Counted:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind to an instance, so that methods can be counted."""
         return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{name_of(self._fun)}, counted: {self.calls} calls>"
 
     @property
     def calls(self) -> int:
@@ -272,10 +274,21 @@ def _pullback(fun: Callable, *args: Any) -> Any:
     return pullback
 
 
+def _remedy(reason: str) -> str:
+    for words, remedy in (
+        ("while_loop", "Use a scan, or a fori_loop with static bounds."),
+        ("callback", "Give the callback a derivative by jax.custom_vjp."),
+        ("static", "Bind static arguments with functools.partial or a lambda."),
+    ):
+        if words in reason:
+            return remedy
+    return "Mend that, or give it a derivative by jax.custom_vjp."
+
+
 def _zero_cotangent(x: Any) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
+    if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
         return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
+    return np.zeros(jnp.shape(x), jax.dtypes.float0)
 
 
 def _argument_names(fun: Callable, args: tuple) -> list[str]:

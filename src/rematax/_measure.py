@@ -4,8 +4,9 @@ The compiler knows before anything runs how much temporary memory a program need
 ``temp_size_in_bytes`` of the compiled program's memory analysis. ``peak_memory_in_bytes`` is not
 used: on a CPU it is about the arguments and the results, whatever the temporaries are.
 
-Arrays that a function closes over appear in none of the analysis's numbers (seen on JAX 0.8.2,
-0.10.2 and 0.12.0, which pass them to the program as hidden arguments), so they are counted here.
+Arrays that a function closes over are written into the program (seen on JAX 0.8.2, 0.10.2 and
+0.12.0) and appear in none of the analysis's numbers, so they are counted here. The exception is an
+array of equal entries, such as one made by ``jnp.ones``: it is a temporary buffer.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._sizes import format_bytes, leaf_bytes
 from ._tracing import captured_arrays, check_arguments, in_one_sentence, is_array, sub_jaxprs
 
 _EXPENSIVE = {"dot_general", "ragged_dot_general", "scaled_matmul", "conv_general_dilated"}
+_LOOPS = {"scan", "while"}
 _LOWERED = re.compile(r"stablehlo\.(?:dot_general|dot|convolution)\b")
+_SYMBOL = re.compile(r'@("[^"]+"|[\w.$-]+)')  # MLIR quotes names such as <lambda>
 # Plain instructions, and calls to a vendor's library.
 _COMPILED = re.compile(
     r" (?:dot|ragged-dot|convolution)\(|custom_call_target=\"[^\"]*(?:matmul|gemm|conv|dot)", re.I
@@ -41,7 +45,7 @@ class Cost:
 
     Attributes:
         temp_bytes: Buffers that the program allocates while it runs.
-        argument_bytes: Its arguments.
+        argument_bytes: Its arguments, as far as it uses them.
         output_bytes: Its results.
         alias_bytes: The part of the results that takes the place of donated arguments.
         constant_bytes: Arrays that the function closes over.
@@ -94,15 +98,21 @@ class Operations:
         traced: In the traced program.
         lowered: In the program that the compiler is given.
         compiled: In what the compiler made of it.
+        loops: Loops in the traced program. Where two programs differ in this, their counts say
+            nothing of the work that they do.
     """
 
     traced: int
     lowered: int
     compiled: int
+    loops: int
 
 
 class Comparison(Mapping[str, Cost]):
     """Costs of several functions on the same arguments, by name; the first is the base of ratios.
+
+    *Working bytes* are temporary and constant bytes: what a function needs beside its arguments and
+    results.
 
     Shown as a table with a verdict in a terminal and in a notebook.
     """
@@ -153,9 +163,8 @@ class Comparison(Mapping[str, Cost]):
 
             ax = pyplot.gca()
         sizes = [_working_bytes(cost) / 1e6 for cost in self.values()]
-        ax.barh(list(self), sizes)
-        for row, size in enumerate(sizes):
-            ax.text(size, row, f" {format_bytes(round(size * 1e6))}", va="center")
+        bars = ax.barh(list(self), sizes)
+        ax.bar_label(bars, [format_bytes(round(size * 1e6)) for size in sizes], padding=4)
         ax.invert_yaxis()
         ax.margins(x=0.15)
         ax.set_xlabel("temporary and constant bytes [MB]")
@@ -164,20 +173,23 @@ class Comparison(Mapping[str, Cost]):
     def _sentence(self, name: str) -> str:
         ratio, pace = self.bytes_ratio(name), self.time_ratio(name)
         ops, base = self.operations[name], self.operations[self.base]
-        if ops.lowered > base.lowered and ops.compiled <= base.compiled:
-            parts = ["the compiler merged the recomputation away", f"needs {ratio:.3g}x the bytes"]
-        elif ratio < 0.995:
+        if 0.995 <= ratio <= 1.005:
+            parts = ["needs the same bytes"]
+        elif ratio < 1:
             parts = [f"saves {100 * (1 - ratio):.0f} % of the bytes"]
         elif ratio == math.inf:
             parts = ["needs bytes where none were needed"]
-        elif ratio > 1.005:
-            parts = [f"needs {ratio:.3g}x the bytes"]
         else:
-            parts = ["needs the same bytes"]
+            parts = [f"needs {ratio:.3g}x the bytes"]
         if pace is not None:
             parts.append(f"takes {pace:.2f}x the time")
-        elif base.compiled and ops.compiled != base.compiled:
-            parts.append(f"has {ops.compiled / base.compiled:.2f}x the expensive operations")
+        if ops.lowered > base.lowered and ops.compiled <= base.compiled:
+            parts[0] = f"the compiler merged the recomputation away; it {parts[0]}"
+        elif pace is None and base.compiled and ops.compiled != base.compiled:
+            if ops.loops == base.loops:
+                parts.append(f"has {ops.compiled / base.compiled:.2f}x the expensive operations")
+            else:
+                parts.append("has other loops, so that its work was not compared")
         return f"{name}: {' and '.join(parts)}, compared with {self.base}."
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -284,17 +296,20 @@ def compare(functions: Mapping[str, Callable], *args: Any, time: bool = False) -
             f"compare needs the functions by name, such as {{'plain': f, 'checkpointed': g}}, "
             f"not a {type(functions).__name__}."
         )
+    for name in functions:
+        if not isinstance(name, str):
+            raise TypeError(f"compare needs text for names, not {name!r}.")
     if not functions:
         raise ValueError("compare got no functions: give at least one, by name.")
     measured = {
-        str(name): _measured(f"compare, {name!r}", fun, args, time)
-        for name, fun in functions.items()
+        name: _measured(f"compare, {name!r}", fun, args, time) for name, fun in functions.items()
     }
     operations = {
         name: Operations(
-            traced=_count_traced(traced.jaxpr),
+            traced=_count_traced(traced.jaxpr, _EXPENSIVE),
             lowered=_count_lowered(lowered.as_text()),
             compiled=len(_COMPILED.findall(compiled.as_text() or "")),
+            loops=_count_traced(traced.jaxpr, _LOOPS),
         )
         for name, (_, traced, lowered, compiled) in measured.items()
     }
@@ -335,7 +350,7 @@ def _measured(caller: str, fun: Any, args: tuple, time: bool) -> tuple[Cost, Any
         argument_bytes=int(analysis.argument_size_in_bytes),
         output_bytes=int(analysis.output_size_in_bytes),
         alias_bytes=int(analysis.alias_size_in_bytes),
-        constant_bytes=sum(map(leaf_bytes, captured_arrays(traced.jaxpr).values())),
+        constant_bytes=sum(map(_constant_bytes, captured_arrays(traced.jaxpr).values())),
         compile_seconds=compile_seconds,
         seconds=_median_seconds(run or compiled, args, bool(analysis.alias_size_in_bytes))
         if time
@@ -352,6 +367,18 @@ def _trace(caller: str, fun: Any, args: tuple) -> tuple[Any, Callable | None]:
         check_arguments(caller, fun, args)
     with in_one_sentence(caller, fun, args):
         return (fun if jitted else jax.jit(fun)).trace(*args), fun if jitted else None
+
+
+def _constant_bytes(array: Any) -> int:
+    """Return the bytes that the program keeps of an array that was closed over.
+
+    Of one whose entries are all equal it keeps a single entry, and fills a temporary buffer.
+    """
+    size = math.prod(array.shape)
+    if size < 2 or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return leaf_bytes(array)
+    values = np.asarray(array).reshape(-1)
+    return leaf_bytes(array) // size if bool((values == values[0]).all()) else leaf_bytes(array)
 
 
 def _median_seconds(run: Callable, args: tuple, donates: bool) -> float:
@@ -373,22 +400,22 @@ def _fresh(leaf: Any) -> Any:
     return jax.block_until_ready(jnp.copy(leaf)) if is_array(leaf) else leaf
 
 
-def _count_traced(closed: Any) -> int:
+def _count_traced(closed: Any, primitives: set[str]) -> int:
     jaxpr = getattr(closed, "jaxpr", closed)
-    own = sum(eqn.primitive.name in _EXPENSIVE for eqn in jaxpr.eqns)
-    return own + sum(_count_traced(inner) for eqn in jaxpr.eqns for inner in sub_jaxprs(eqn))
+    own = sum(eqn.primitive.name in primitives for eqn in jaxpr.eqns)
+    inner = (inner for eqn in jaxpr.eqns for inner in sub_jaxprs(eqn))
+    return own + sum(_count_traced(each, primitives) for each in inner)
 
 
 def _count_lowered(text: str) -> int:
     """Count in StableHLO; what stands in a function counts once for each call of it."""
-    bodies = {}
-    for part in re.split(r"^  func\.func ", text, flags=re.MULTILINE)[1:]:
-        bodies[re.search(r"@([\w.$-]+)", part)[1]] = part  # type: ignore[index]
+    parts = re.split(r"^  func\.func ", text, flags=re.MULTILINE)[1:]
+    bodies = {_SYMBOL.findall(part)[0]: part for part in parts}
 
     @functools.cache
     def count(name: str) -> int:
         body = bodies.get(name, "")
-        called = re.findall(r"\bcall @([\w.$-]+)", body)
+        called = re.findall(rf"\bcall {_SYMBOL.pattern}", body)
         return len(_LOWERED.findall(body)) + sum(map(count, called))
 
     return count("main")

@@ -51,8 +51,8 @@ def scan(
     their effects (prints, callbacks).
 
     Every transformation of JAX applies, in any order: :func:`jax.grad`, :func:`jax.jvp`,
-    :func:`jax.jacfwd`, :func:`jax.linearize`, :func:`jax.hessian`, :func:`jax.vmap`,
-    :func:`jax.jit`, :func:`jax.checkpoint`, :func:`jax.shard_map`. Derivatives of derivatives keep
+    ``jax.jacfwd``, :func:`jax.linearize`, ``jax.hessian``, :func:`jax.vmap`,
+    :func:`jax.jit`, :func:`jax.checkpoint`, ``jax.shard_map``. Derivatives of derivatives keep
     to the schedule too: a Hessian-vector product by forward over reverse,
     ``jax.jvp(jax.grad(loss), ...)``, holds twice the states; reverse over forward and reverse over
     reverse hold a few times as many. None of them falls back to storing every step.

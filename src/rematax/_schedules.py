@@ -153,7 +153,7 @@ class Nested(Schedule):
         ValueError: If one is below 1, or ``levels`` contradicts ``radices``.
 
     References:
-        [Chen2016]_, section 4.
+        T. Chen et al. (2016), arXiv:1604.06174, section 4.
 
     Example:
         >>> import rematax as rx
@@ -263,7 +263,8 @@ class Binomial(Schedule):
         ValueError: If it is below 1.
 
     References:
-        [GriewankWalther2000]_, Proposition 1 and equations (1) to (3).
+        A. Griewank and A. Walther (2000), ACM TOMS 26(1):19-45, Proposition 1 and equations (1) to
+        (3).
 
     Example:
         >>> import rematax as rx

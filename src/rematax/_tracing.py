@@ -8,6 +8,8 @@ itself raises are passed on as they are.
 from __future__ import annotations
 
 import contextlib
+import os
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,8 +55,9 @@ def in_one_sentence(caller: str, fun: Callable, args: tuple) -> Iterator[None]:
     try:
         yield
         return
-    except _NEEDS_A_VALUE:
+    except _NEEDS_A_VALUE as error:
         why = "it needs the value of an argument while it is traced, as a Python if or while does"
+        why += _place(error)
         what = "use jnp.where, jax.lax.cond or a loop of jax.lax, or make that argument static"
     except TypeError as error:
         why = first_line(error)
@@ -63,6 +66,19 @@ def in_one_sentence(caller: str, fun: Callable, args: tuple) -> Iterator[None]:
             raise
     check_arguments(caller, fun, args)  # a jitted function may have static ones, so only now
     raise TypeError(f"{caller}: {name_of(fun)} cannot be traced ({why}): {what}.")
+
+
+def _place(error: BaseException) -> str:
+    """Say where in the person's own code an error came up."""
+    ours = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(ours)
+    ]
+    if not frames:
+        return ""
+    return f", at line {frames[-1].lineno} of {os.path.basename(frames[-1].filename)}"
 
 
 def first_line(error: BaseException) -> str:

@@ -18,9 +18,11 @@ from __future__ import annotations
 import html
 import io
 import math
+import os
 import re
 import sys
 from base64 import b64encode
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -39,8 +41,8 @@ VERDICTS = ("holds", "holds only if", "does not hold")
 _GLUED = "application/papermill.record/"
 _ID = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
 
-# id -> (execution count, source) of the cell that used it: tells a duplicate from a cell run again
-_used: dict[str, tuple[int, str]] = {}
+# id -> the run of a cell that used it last
+_used: dict[str, int] = {}
 
 
 class ClaimError(AssertionError):
@@ -100,17 +102,15 @@ def claim(
             f"claim {id!r} claims nothing: give expected=, below= or above=, "
             "or use record() for a value that is only shown."
         )
-    if not (rtol >= 0 and atol >= 0):
+    rtol, atol = _scalar(id, rtol), _scalar(id, atol)
+    if rtol < 0 or atol < 0:
         raise ValueError(f"claim {id!r}: rtol and atol must not be negative, got {rtol}, {atol}.")
     if (rtol or atol) and "expected" not in given:
         raise ValueError(f"claim {id!r}: a tolerance needs expected=; bounds are strict.")
-    _register(id)
+    _check_id(id)
 
     holds = (
-        (
-            "expected" not in given
-            or abs(number - given["expected"]) <= atol + rtol * abs(given["expected"])
-        )
+        ("expected" not in given or _close(number, given["expected"], rtol, atol))
         and number < given.get("below", math.inf)
         and number > given.get("above", -math.inf)
     )
@@ -123,6 +123,7 @@ def claim(
         raise ClaimError(
             f"claim {id!r}{about} does not hold: the value is {number!r}, {wanted}{within}."
         )
+    _register(id)
     tolerance = {"rtol": rtol, "atol": atol} if "expected" in given else None
     row = {**given, "tolerance": tolerance, "unit": unit, "source": source, "says": says}
     _glue(id, "claim", number, verdict="holds", **row)
@@ -148,6 +149,7 @@ def record(id: str, value: Any, *, unit: str = "", says: str = "") -> None:
         >>> record("doc-ratio", 1.31, says="time with and without checkpointing")
     """
     stored = value if isinstance(value, str) else _scalar(id, value)
+    _check_id(id)
     _register(id)
     _glue(id, "record", stored, unit=unit, says=says)
 
@@ -174,8 +176,9 @@ def belief(id: str, text: str, verdict: str, because: str) -> None:
         raise ValueError(
             f"belief {id!r}: the verdict is {verdict!r}, but must be one of {VERDICTS}."
         )
-    if not (text.strip() and because.strip()):
+    if not all(isinstance(part, str) and part.strip() for part in (text, because)):
         raise ValueError(f"belief {id!r} needs both its text and what was measured (because=).")
+    _check_id(id)
     _register(id)
     _glue(id, "belief", verdict, verdict=verdict, says=text, because=because)
     page = (
@@ -212,7 +215,9 @@ def figure(fig: Figure, *, alt: str) -> None:
     """
     import matplotlib.pyplot as plt
 
-    if not alt.strip():
+    if not hasattr(fig, "savefig"):
+        raise TypeError(f"figure needs a Matplotlib figure, not a {type(fig).__name__}.")
+    if not (isinstance(alt, str) and alt.strip()):
         raise ValueError("figure needs alt=: say in words, with numbers, what the figure shows.")
     png = io.BytesIO()
     fig.savefig(png, format="png", bbox_inches="tight", dpi=120)
@@ -287,7 +292,7 @@ def _themed_svg(fig: Figure, alt: str) -> str:
 
 def _scalar(id: str, value: Any) -> int | float:
     """Return the value as a Python int or float, or say why it is none."""
-    shape = np.shape(value) if not isinstance(value, str) else None
+    shape = getattr(value, "shape", ()) if not isinstance(value, str) else None
     dtype = getattr(value, "dtype", None) if shape == () else None
     if isinstance(value, (bool, np.bool_)) or dtype == np.bool_:
         raise TypeError(f"{id!r} got a truth value: pass the number that was compared instead.")
@@ -301,24 +306,37 @@ def _scalar(id: str, value: Any) -> int | float:
         what = f"an array of shape {shape}" if shape else f"a {type(value).__name__}"
         raise TypeError(f"{id!r} got {what}: pass one real number, such as float(x) or x.max().")
     number = int(value) if whole else float(value)
-    if not math.isfinite(number):
+    if not whole and not math.isfinite(number):
         raise ValueError(f"{id!r} got {number}: a number of the book must be finite.")
     return number
 
 
-def _register(id: str) -> None:
-    """Refuse an id that is malformed or was used by another cell."""
+def _close(number: float, expected: float, rtol: float, atol: float) -> bool:
+    """Compare without rounding: an int need not be a float."""
+    number, expected, rtol, atol = map(Fraction, (number, expected, rtol, atol))  # type: ignore
+    return abs(number - expected) <= atol + rtol * abs(expected)
+
+
+def _check_id(id: str) -> None:
+    """Refuse a malformed id."""
     if not isinstance(id, str) or not _ID.fullmatch(id):
         raise ValueError(
             f"the id {id!r} is malformed: use lower-case words or digits joined by '-', '_' or '.'."
         )
+
+
+def _register(id: str) -> None:
+    """Refuse an id that was used already.
+
+    A person at a notebook may edit a cell and run it again, so there only a second use by the same
+    run of a cell counts. A build and a script run everything once, and see every second use.
+    """
     shell = _shell()
-    cell = (shell.execution_count, shell.user_ns["In"][-1]) if shell else (0, "")
-    if id in _used:
-        count, source = _used[id]
-        if count == cell[0] or source != cell[1]:
-            raise ValueError(f"the id {id!r} is used already: every number needs its own.")
-    _used[id] = cell
+    run = shell.execution_count if shell else 0
+    strict = shell is None or "REMATAX_BOOK" in os.environ
+    if id in _used and (strict or _used[id] == run):
+        raise ValueError(f"the id {id!r} is used already: every number needs its own.")
+    _used[id] = run
 
 
 def _shell() -> Any:

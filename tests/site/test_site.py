@@ -176,7 +176,9 @@ def test_notebook_is_executed_and_readable(site, page):
     notebook = nbformat.read(site / "notebooks" / page.replace(".html", ".ipynb"), as_version=4)
     nbformat.validate(notebook)
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    assert "{glue" not in prose and "{doc}" not in prose and "{py:" not in prose
+    assert (
+        "{glue" not in prose and ":::" not in prose and "{doc}" not in prose and "{py:" not in prose
+    )
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     assert any("image/png" in output.get("data", {}) for cell in code for output in cell.outputs)
