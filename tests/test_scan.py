@@ -257,6 +257,37 @@ def test_dead_and_unperturbed_inputs(schedule):
     agree(program, schedule)
 
 
+@pytest.mark.parametrize("order", ["grad", "jvp", "hessian", "mixed", "reverse over reverse"])
+def test_what_does_not_vary_may_go_through_what_has_no_derivative(order):
+    """A clock in the carry, read by a callback and by a while loop, as lax.scan allows."""
+
+    def forcing(t):
+        return jax.pure_callback(lambda t: np.sin(t), jax.ShapeDtypeStruct((), t.dtype), t)
+
+    def program(scan):
+        def fun(w, c):
+            def step(carry, x):
+                c, t, late, old = carry
+                factor = lax.while_loop(lambda s: s < 3.0, lambda s: s + 1.0, t)
+                c_new = jnp.sin(c) * w + 0.1 * forcing(t) + late
+                return (c_new, t + x, 0.5 * old, c), (c * factor, t)
+
+            zero = jnp.float32(0.0)
+            carry, (y, t) = scan(step, (c, zero, zero, zero), XS)
+            return carry[0] + (y**2).sum() + t.sum() * carry[2]
+
+        gradient = jax.grad(fun, (0, 1))
+        return {
+            "grad": lambda *a: (gradient(*a), jax.grad(fun, 0)(*a)),
+            "jvp": lambda *a: jax.jvp(fun, a, a),
+            "hessian": jax.hessian(fun, (0, 1)),
+            "mixed": jax.jacfwd(jax.grad(fun, 1), 0),
+            "reverse over reverse": jax.grad(lambda *a: sum(g**2 for g in gradient(*a)), (0, 1)),
+        }[order](jnp.float32(0.7), jnp.float32(0.3))
+
+    agree(program, rx.Binomial(3), rtol=1e-4)
+
+
 @both_engines
 def test_disable_jit_shows_concrete_values(schedule):
     seen = []

@@ -20,8 +20,9 @@ JAX's own ``jax.custom_derivatives.linear_call`` has no rule for differentiation
 the residuals, which is what Hessians need.
 
 The other extension points used are :func:`closed`, the program of a function with its closed-over
-values as explicit arguments (JAX's public closure conversion hoists only some of them), and the
-comparison of abstract values in :func:`same_type`.
+values as explicit arguments (JAX's public closure conversion hoists only some of them), the
+reading of a program in :func:`dependent`, and the comparison of abstract values in
+:func:`same_type`.
 
 Checked on JAX 0.8.2, 0.10.2 and 0.12.0.1, with ``jax_remat3`` off and (where it exists) on.
 
@@ -36,7 +37,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 PyTree = Any
@@ -225,6 +226,25 @@ def closed(fun: Callable[..., PyTree], *args: PyTree) -> Closed:
     }
     types = list(program.out_avals)
     return Closed(call, list(program.consts), types, out, tuple(sorted(unrepeatable)))
+
+
+def dependent(fun: Callable[..., PyTree], *args: PyTree) -> list[bool]:
+    """Find which leaves of a result depend on the arguments at all.
+
+    Args:
+        fun: Function of ``args``.
+        *args: Pytrees of arrays.
+
+    Returns:
+        For each leaf of the result, False if the traced program computes it from nothing but
+        constants, as JAX does with a tangent that is zero.
+    """
+    jaxpr = jax.make_jaxpr(fun)(*args).jaxpr
+    reached = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if not reached.isdisjoint(v for v in eqn.invars if not isinstance(v, Literal)):
+            reached.update(eqn.outvars)
+    return [not isinstance(v, Literal) and v in reached for v in jaxpr.outvars]
 
 
 def same_type(a: Any, b: Any) -> bool:

@@ -33,6 +33,8 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
+from ._linear import dependent
+
 Leaves = list[Any]
 Mask = tuple[bool, ...]
 
@@ -146,11 +148,11 @@ def reverse_sweep(
 
     Args:
         loop: The loop.
-        wanted: Masks of the inputs whose cotangents are asked for. Of the carry, all leaves that
-            can have one.
+        wanted: Masks of the inputs whose cotangents are asked for; the mask of the carry holds
+            whatever in it varies with them, see :func:`varying`.
         inputs: The inputs of :func:`forward_sweep`.
         snapshots: Its snapshots.
-        cotangents: Of the outputs, for leaves of inexact dtype; ``None`` for zero.
+        cotangents: Of the leaves of the carry, and of the inexact leaves of ys; ``None`` for zero.
 
     Returns:
         Cotangents of the wanted inputs.
@@ -175,7 +177,7 @@ def reverse_sweep(
     like = pick(inputs.carry, wanted.carry)
     cotangent = [
         jnp.zeros_like(c) if ct is None else ct
-        for c, ct in zip(like, cotangents.carry, strict=True)
+        for c, ct in zip(like, pick(cotangents.carry, wanted.carry), strict=True)
     ]
     gradient = [jnp.zeros_like(c) for c in pick(inputs.consts, wanted.consts)]
     last, top = jnp.int32(loop.length - 1), jnp.int32(len(start) - 1)
@@ -231,8 +233,8 @@ def doubled(loop: Loop, directions: Inputs) -> Loop:
 
     Args:
         loop: The loop.
-        directions: Masks of the inputs along which to differentiate; of the carry, all leaves that
-            can have a tangent.
+        directions: Masks of the inputs along which to differentiate; the mask of the carry holds
+            whatever in it varies with them, see :func:`varying`.
 
     Returns:
         A loop whose consts, carry and xs are those of ``loop``, each followed by the tangents of
@@ -256,6 +258,48 @@ def doubled(loop: Loop, directions: Inputs) -> Loop:
         return [*carry, *d_carry], [*y, *d_y]
 
     return dataclasses.replace(loop, step=step, outs=loop.outs + (True,) * sum(loop.outs))
+
+
+def varying(loop: Loop, inputs: Inputs, directions: Inputs) -> Inputs:
+    """Add to the marked inputs the leaves of the carry that come to vary with them.
+
+    A leaf that does not, such as a clock, is a constant to the derivative, as it is to that of
+    ``jax.lax.scan``: the step may do with it what has no derivative.
+
+    Args:
+        loop: The loop.
+        inputs: Its inputs.
+        directions: Masks of inputs that vary.
+
+    Returns:
+        The masks, that of the carry completed.
+    """
+    can_vary = mask(inputs.carry)
+    at = Inputs(inputs.consts, inputs.carry, [_read(x, 0) for x in inputs.xs])
+    while directions.carry != can_vary:
+
+        def tangent(*tangents, directions=directions):
+            return _step_tangent(loop, directions, at, tangents)[1][0]
+
+        reached = dependent(tangent, *map(pick, at, directions))
+        grown = put(directions.carry, can_vary, reached)
+        carry = tuple(a or b for a, b in zip(directions.carry, grown, strict=True))
+        if carry == directions.carry:
+            break
+        directions = directions._replace(carry=carry)
+    return directions
+
+
+def _step_tangent(loop, directions, values, tangents):
+    """Give one step's carry and y, and the tangents of their inexact leaves."""
+
+    def differentiable(*some):
+        carry, y = loop.step(*map(put, values, directions, some))
+        return (pick(carry, mask(carry)), pick(y, mask(y))), (carry, y)
+
+    along = tuple(map(pick, values, directions))
+    _, tangents, out = jax.jvp(differentiable, along, tuple(tangents), has_aux=True)
+    return out, tangents
 
 
 def _scan(loop, body, init, xs):

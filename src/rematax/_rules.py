@@ -31,7 +31,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from ._linear import NO_COTANGENT, linear_call
@@ -43,11 +42,11 @@ from ._reverse import (
     doubled,
     forward_sweep,
     inexact,
-    mask,
     pick,
     plain_scan,
     put,
     reverse_sweep,
+    varying,
 )
 
 
@@ -114,8 +113,10 @@ def _reversed(
 
     def rule(primals, tangents):
         inputs, snapshots, cotangents = primals
-        directions, along = _perturbed(inputs, tangents[0])
-        d_snapshots = _written(*(pick(part, mask(snapshots)) for part in (tangents[1], snapshots)))
+        directions, along = _perturbed(loop, inputs, tangents[0])
+        d_snapshots = _written(
+            *(_where(part, directions.carry) for part in (tangents[1], snapshots))
+        )
         d_cotangents = _written(tangents[2], cotangents)
         out = _reversed(loop, wanted, inputs, snapshots, cotangents)
         return out, _curvature_map(
@@ -139,9 +140,10 @@ def _tangent_map(
     def forward(residuals, tangents):
         inputs, _ = residuals
         outputs, snapshots = _swept(doubled(loop, directions), _joined(inputs, tangents))
-        values = len(inputs.carry)
-        d_outputs = Outputs(outputs.carry[values:], outputs.ys[len(loop.outs) :])
-        return d_outputs, snapshots[values:]
+        values, nothing = len(inputs.carry), [None] * len(inputs.carry)
+        d_carry = put(nothing, directions.carry, outputs.carry[values:])
+        d_snapshots = put(nothing, directions.carry, snapshots[values:])
+        return Outputs(d_carry, outputs.ys[len(loop.outs) :]), d_snapshots
 
     def transpose(residuals, cotangents):
         return _adjoint_map(loop, directions, *residuals, cotangents[0])
@@ -154,6 +156,7 @@ def _adjoint_map(
 ) -> Inputs:
     """Pull cotangents of the outputs back, to the wanted inputs."""
     like = Inputs(*map(pick, inputs, wanted))
+    cotangents = cotangents._replace(carry=_where(cotangents.carry, wanted.carry))
 
     def forward(residuals, cotangents):
         return _reversed(loop, wanted, *residuals, cotangents)
@@ -187,7 +190,7 @@ def _curvature_map(
         zero = jax.tree.map(lambda _: None, d_outputs)
         return (
             _curved(loop, directions, wanted, residuals, (tangents, d_snapshots, zero)),
-            [NO_COTANGENT] * len(snapshot_tangents),
+            jax.tree.map(lambda _: NO_COTANGENT, snapshot_tangents),
             _where_given(d_outputs, cotangent_tangents),
         )
 
@@ -206,45 +209,46 @@ def _curved(loop, wanted, directions, residuals, operand):
         doubled(loop, directions),
         Inputs(
             wanted.consts + (False,) * len(tangents.consts),
-            wanted.carry + (True,) * len(tangents.carry),
+            wanted.carry + tuple(pick(wanted.carry, directions.carry)),
             wanted.xs + (False,) * len(tangents.xs),
         ),
         _joined(inputs, tangents),
-        [*snapshots, *d_snapshots],
+        [*snapshots, *pick(d_snapshots, directions.carry)],
         Outputs(
-            [*d_cotangents.carry, *cotangents.carry],
+            [*d_cotangents.carry, *pick(cotangents.carry, directions.carry)],
             [*d_cotangents.ys, *cotangents.ys],
         ),
     )
-    return gradient._replace(carry=gradient.carry[: len(tangents.carry)])
+    return gradient._replace(carry=gradient.carry[: sum(wanted.carry)])
 
 
 def _pushed(loop, inputs, tangents, outputs, snapshots):
     """Evaluate the tangent map, on tangents and for tangents as JAX has them."""
-    directions, along = _perturbed(inputs, tangents)
-    leaves = outputs.carry, outputs.ys, snapshots
-    carry, ys, kept = (pick(part, mask(part)) for part in leaves)
-    (d_carry, d_ys), d_kept = _tangent_map(
-        loop, directions, inputs, snapshots, along, (Outputs(carry, ys), kept)
-    )
-    d_carry, d_ys, d_kept = (
-        put([np.zeros(leaf.shape, jax.dtypes.float0) for leaf in part], mask(part), new)
-        for part, new in zip(leaves, (d_carry, d_ys, d_kept), strict=True)
-    )
-    return Outputs(d_carry, d_ys), d_kept
+    directions, along = _perturbed(loop, inputs, tangents)
+    carry, kept = (_where(part, directions.carry) for part in (outputs.carry, snapshots))
+    like = Outputs(carry, pick(outputs.ys, loop.outs)), kept
+    (d_carry, d_ys), d_kept = _tangent_map(loop, directions, inputs, snapshots, along, like)
+    d_ys = put([None] * len(outputs.ys), loop.outs, d_ys)
+
+    def as_jax_has_them(tangents, primals):
+        return [
+            SymbolicZero(jax.typeof(x).to_tangent_aval()) if t is None else t
+            for t, x in zip(tangents, primals, strict=True)
+        ]
+
+    d_outputs = Outputs(as_jax_has_them(d_carry, outputs.carry), as_jax_has_them(d_ys, outputs.ys))
+    return d_outputs, as_jax_has_them(d_kept, snapshots)
 
 
-def _perturbed(inputs: Inputs, tangents: Inputs) -> tuple[Inputs, Inputs]:
-    """Find the inputs that vary, and their tangents; the carry varies in any case."""
-    directions = Inputs(
+def _perturbed(loop: Loop, inputs: Inputs, tangents: Inputs) -> tuple[Inputs, Inputs]:
+    """Find what varies, and its tangents: zero where a leaf of the carry varies later only."""
+    nonzero = Inputs(
         *(
-            tuple(
-                inexact(leaf) and not (_is_zero(tangent) and name != "carry")
-                for leaf, tangent in zip(leaves, along, strict=True)
-            )
-            for name, leaves, along in zip(Inputs._fields, inputs, tangents, strict=True)
+            tuple(inexact(x) and not _is_zero(t) for x, t in zip(*parts, strict=True))
+            for parts in zip(inputs, tangents, strict=True)
         )
     )
+    directions = varying(loop, inputs, nonzero)
     along, at = (Inputs(*map(pick, part, directions)) for part in (tangents, inputs))
     return directions, _written(along, at)
 
@@ -266,6 +270,11 @@ def _written(tangents: Any, primals: Any) -> Any:
         return jnp.zeros_like(primal) if tangent is None or _is_zero(tangent) else tangent
 
     return jax.tree.map(leaf, primals, tangents)
+
+
+def _where(leaves: Leaves, chosen: tuple[bool, ...]) -> Leaves:
+    """Put ``None`` for the leaves that are not marked."""
+    return [leaf if take else None for leaf, take in zip(leaves, chosen, strict=True)]
 
 
 def _where_given(values: Outputs, given: Outputs) -> Outputs:
