@@ -1,7 +1,7 @@
 r"""The arithmetic of the binomial schedule: its exact cost, and its table.
 
-With ``s`` snapshots, and no step advanced more than ``r`` times, at
-most :math:`\beta(s, r) = \binom{s+r}{s}` steps can be reversed. The least number of advances is
+With ``s`` snapshots, and no step advanced more than ``r`` times, at most
+:math:`\beta(s, r) = \binom{s+r}{s}` steps can be reversed. The least number of advances is
 therefore :math:`t(n, s) = r n - \binom{s+r}{s+1}`, with ``r`` the integer for which
 :math:`\beta(s, r-1) < n \le \beta(s, r)`. It is reached by recursion: advance ``k`` steps, write a
 snapshot, reverse the last ``n - k`` steps with one slot fewer, then the first ``k`` with all of
@@ -17,7 +17,7 @@ This module is plain Python and NumPy.
 
 References:
     A. Griewank and A. Walther (2000), "Algorithm 799: revolve", ACM Transactions on Mathematical
-    Software 26(1):19-45: Proposition 1 (the cost), section 4 (the split).
+    Software 26(1):19-45.
 """
 
 from __future__ import annotations

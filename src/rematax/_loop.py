@@ -115,17 +115,9 @@ def doubled(loop: Loop, directions: Inputs) -> Loop:
     def step(*parts):
         values = [part[:size] for part, size in zip(parts, sizes, strict=True)]
         tangents = [part[size:] for part, size in zip(parts, sizes, strict=True)]
-
-        def differentiable(*some):
-            full = map(put, values, directions, some)
-            carry, y = loop.step(*full)
-            return (pick(carry, directions.carry), pick(y, loop.outs)), (carry, y)
-
-        along = tuple(map(pick, values, directions))
-        _, (d_carry, d_y), (carry, y) = jax.jvp(
-            differentiable, along, tuple(tangents), has_aux=True
-        )
-        return [*carry, *d_carry], [*y, *d_y]
+        (carry, y), (d_carry, d_y) = _step_tangent(loop, directions, values, tangents)
+        kept = tuple(pick(directions.carry, mask(carry)))
+        return [*carry, *pick(d_carry, kept)], [*y, *d_y]
 
     return dataclasses.replace(loop, step=step, outs=loop.outs + (True,) * sum(loop.outs))
 

@@ -17,7 +17,7 @@ State and tape are meant as in the schedules; loops and their leaves are those o
 
 References:
     A. Griewank and A. Walther (2000), "Algorithm 799: revolve", ACM Transactions on Mathematical
-    Software 26(1):19-45, section 3 (the stack of snapshots).
+    Software 26(1):19-45.
 """
 
 from __future__ import annotations

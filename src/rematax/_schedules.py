@@ -140,7 +140,7 @@ class Nested(Schedule):
         ValueError: If one is below 1, or ``levels`` contradicts ``radices``.
 
     References:
-        [Chen2016]_, section 4.
+        [Chen2016]_.
 
     Example:
         >>> import rematax as rx
@@ -250,7 +250,7 @@ class Binomial(Schedule):
         ValueError: If it is below 1.
 
     References:
-        [GriewankWalther2000]_, Proposition 1 and equations (1) to (3).
+        [GriewankWalther2000]_, on which :mod:`rematax._binomial` rests.
 
     Example:
         >>> import rematax as rx
