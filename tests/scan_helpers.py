@@ -13,7 +13,9 @@ SCHEDULES = [
     pytest.param(rx.StoreAll(), id="StoreAll", marks=pytest.mark.nightly),  # lax.scan itself
     pytest.param(rx.EveryStep(), id="EveryStep"),
     pytest.param(rx.Nested(2), id="Nested"),
-    pytest.param(rx.Nested(radices=(3, 2, 4), tapes=True), id="Nested-tapes"),
+    pytest.param(
+        rx.Nested(radices=(3, 2, 4), tapes=True), id="Nested-tapes", marks=pytest.mark.nightly
+    ),
     pytest.param(rx.Binomial(), id="Binomial", marks=pytest.mark.nightly),
     pytest.param(rx.Binomial(3), id="Binomial-3"),
 ]

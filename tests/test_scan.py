@@ -241,6 +241,42 @@ def test_nested_in_itself_in_lax_scan_and_in_cond(schedule):
     agree(program, schedule)
 
 
+@both_engines
+def test_the_step_may_itself_differentiate(schedule):
+    """Gradient descent on an energy, as a simulation relaxes a structure (jax issue 711)."""
+
+    def program(scan):
+        def relaxed(k):
+            def energy(x):
+                return (k * x**2 + jnp.cos(x)).sum()
+
+            def step(carry, _):
+                i, x = carry
+                return (i + 1, x - 0.1 * jax.grad(energy)(x)), None
+
+            return scan(step, (0, jnp.array([1.0, 2.0, 3.0])), jnp.zeros((15, 0)))[0][1].sum()
+
+        return jax.grad(relaxed)(0.5), jax.jvp(jax.grad(relaxed), (0.5,), (1.0,))
+
+    agree(program, schedule, rtol=1e-4)
+
+
+@both_engines
+def test_vmap_of_carries_that_come_to_be_batched(schedule):
+    def program(scan):
+        def run(last):
+            def step(c, x):
+                return (c[1], c[2], c[3], jnp.float32(0.0)), c[0] * x
+
+            (a, b, c, d), ys = scan(step, (0.1, 1.0, 2.0, last), XS[:2])
+            return a * b * c + d + ys.sum()
+
+        lasts = jnp.array([3.0, 4.0, 5.0])
+        return jax.vmap(run)(lasts), jax.vmap(jax.grad(run))(lasts)
+
+    agree(program, schedule)
+
+
 @every_schedule
 def test_dead_and_unperturbed_inputs(schedule):
     """Forwarded carries, ignored xs, integer losses' worth of zero cotangents."""

@@ -15,7 +15,7 @@ verification of adjoints.
 References:
     P. E. Farrell, D. A. Ham, S. W. Funke and M. E. Rognes (2013), "Automated derivation of the
     adjoint of high-level transient finite element programs", SIAM Journal on Scientific Computing
-    35(4):C369-C393, section 5.
+    35(4):C369-C393.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def taylor_test(
         UserWarning: In single precision, where hardly any remainder stands out of rounding.
 
     References:
-        Farrell et al. (2013), section 5.
+        Farrell et al. (2013).
 
     Example:
         A right gradient, and one that a custom rule has made 1 % too large:

@@ -12,102 +12,22 @@ newest snapshot, advances from stop to stop writing snapshots on the way, and at
 turns: one taped evaluation, and its pullback. The snapshots form a stack; their positions are kept
 beside them, so that only the stops need a table.
 
-State and tape are meant as in the schedules. Everything is written on flat lists of leaves, and
-cotangents exist for leaves of inexact dtype only; the rest (integers, booleans, random keys) is
-replayed but not differentiated.
+State and tape are meant as in the schedules; loops and their leaves are those of
+:mod:`rematax._loop`.
 
 References:
     A. Griewank and A. Walther (2000), "Algorithm 799: revolve", ACM Transactions on Mathematical
-    Software 26(1):19-45, section 3 (the stack of snapshots).
+    Software 26(1):19-45.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 
-from ._linear import dependent
-
-Leaves = list[Any]
-Mask = tuple[bool, ...]
-
-
-class Inputs(NamedTuple):
-    """What a loop depends on: leaves of the constants, of the first carry, of the stacked xs.
-
-    The same three fields also hold tangents, cotangents and masks of these leaves.
-    """
-
-    consts: Any
-    carry: Any
-    xs: Any
-
-
-class Outputs(NamedTuple):
-    """What a loop returns: leaves of the last carry and of the stacked ys, or their cotangents.
-
-    A cotangent that is ``None`` is zero.
-    """
-
-    carry: Any
-    ys: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loop:
-    """A loop of a fixed number of steps, and the schedule of its reversal.
-
-    Attributes:
-        step: ``(consts, carry, x) -> (carry, y)`` on lists of leaves.
-        length: Number of steps, at least 1.
-        backwards: Whether the loop runs from the last entry of xs to the first.
-        unroll: Steps per iteration of the forward sweeps, as in ``jax.lax.scan``.
-        outs: Mask of the leaves of y, see :func:`mask`.
-        stops: The schedule, see :meth:`rematax.Binomial.stops`.
-        slots: Number of snapshots.
-    """
-
-    step: Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]
-    length: int
-    backwards: bool
-    unroll: int | bool
-    outs: Mask
-    stops: npt.NDArray[np.int32]
-    slots: int
-
-    def first_stops(self) -> npt.NDArray[np.int32]:
-        """Give the stops of the forward sweep: the first snapshots, and the last step."""
-        if self.length == 1:
-            return np.zeros(1, np.int32)
-        return self.stops[: int(np.argmax(self.stops)) + 1]
-
-
-def inexact(leaf: Any) -> bool:
-    """Tell whether a leaf can carry a derivative: real or complex floating point."""
-    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
-
-
-def mask(leaves: Iterable[Any]) -> Mask:
-    """Mark the leaves that can carry a derivative."""
-    return tuple(map(inexact, leaves))
-
-
-def pick(leaves: Sequence[Any], chosen: Mask) -> Leaves:
-    """Keep the marked leaves."""
-    return [leaf for leaf, take in zip(leaves, chosen, strict=True) if take]
-
-
-def put(leaves: Sequence[Any], chosen: Mask, new: Sequence[Any]) -> Leaves:
-    """Replace the marked leaves."""
-    rest = iter(new)
-    return [next(rest) if take else leaf for leaf, take in zip(leaves, chosen, strict=True)]
+from ._loop import Inputs, Leaves, Loop, Outputs, pick, put, read, write
 
 
 def plain_scan(loop: Loop, inputs: Inputs) -> Outputs:
@@ -130,8 +50,8 @@ def forward_sweep(loop: Loop, inputs: Inputs) -> tuple[Outputs, Leaves]:
 
     def body(state, x):
         i, filled, carry, snapshots = state
-        snapshots = _write(snapshots, carry, filled)
-        filled = filled + (i == _read(stops, filled - np.int32(1))).astype(filled.dtype)
+        snapshots = write(snapshots, carry, filled)
+        filled = filled + (i == read(stops, filled - np.int32(1))).astype(filled.dtype)
         carry, y = loop.step(inputs.consts, carry, x)
         return (i + np.int32(1), filled, carry, snapshots), y
 
@@ -149,7 +69,7 @@ def reverse_sweep(
     Args:
         loop: The loop.
         wanted: Masks of the inputs whose cotangents are asked for; the mask of the carry holds
-            whatever in it varies with them, see :func:`varying`.
+            whatever in it varies with them, see :func:`rematax._loop.varying`.
         inputs: The inputs of :func:`forward_sweep`.
         snapshots: Its snapshots.
         cotangents: Of the leaves of the carry, and of the inexact leaves of ys; ``None`` for zero.
@@ -165,13 +85,13 @@ def reverse_sweep(
     def turn(state, slices):
         i, row, top, positions, snapshots, cotangent, gradient = state
         x, ct_y = slices
-        state = _read(positions, top), row, top, positions, snapshots, _read(snapshots, top)
+        state = read(positions, top), row, top, positions, snapshots, read(snapshots, top)
         _, row, top, positions, snapshots, carry = _descend(loop, inputs, rows, i, state)
         gradient_step, cotangent, gradient_x = _turn(
             loop, wanted, Inputs(inputs.consts, carry, x), Outputs(cotangent, ct_y)
         )
         gradient = [total + part for total, part in zip(gradient, gradient_step, strict=True)]
-        top = top - (_read(positions, top) == i).astype(top.dtype)
+        top = top - (read(positions, top) == i).astype(top.dtype)
         return (i - np.int32(1), row, top, positions, snapshots, cotangent, gradient), gradient_x
 
     like = pick(inputs.carry, wanted.carry)
@@ -198,14 +118,14 @@ def _descend(loop, inputs, rows, i, state):
     def advance(state):
         p, carry = state
         at = np.int32(loop.length - 1) - p if loop.backwards else p
-        carry, _ = loop.step(inputs.consts, carry, _read(inputs.xs, at))
+        carry, _ = loop.step(inputs.consts, carry, read(inputs.xs, at))
         return p + np.int32(1), carry
 
     def to_next_stop(state):
         p, row, top, positions, snapshots, carry = state
-        top = top + (p > _read(positions, top)).astype(top.dtype)
-        positions, snapshots = _write(positions, p, top), _write(snapshots, carry, top)
-        stop = _read(rows, row)
+        top = top + (p > read(positions, top)).astype(top.dtype)
+        positions, snapshots = write(positions, p, top), write(snapshots, carry, top)
+        stop = read(rows, row)
         p, carry = lax.while_loop(lambda s: s[0] < stop, advance, (p, carry))
         return p, row + np.int32(1), top, positions, snapshots, carry
 
@@ -228,87 +148,5 @@ def _turn(loop, wanted, at, cotangents):
     return pullback((cotangents.carry, ct_y))
 
 
-def doubled(loop: Loop, directions: Inputs) -> Loop:
-    """Give the loop that carries tangents along with values.
-
-    Args:
-        loop: The loop.
-        directions: Masks of the inputs along which to differentiate; the mask of the carry holds
-            whatever in it varies with them, see :func:`varying`.
-
-    Returns:
-        A loop whose consts, carry and xs are those of ``loop``, each followed by the tangents of
-        its marked leaves, and whose ys are followed by their tangents.
-    """
-    sizes = [len(chosen) for chosen in directions]
-
-    def step(*parts):
-        values = [part[:size] for part, size in zip(parts, sizes, strict=True)]
-        tangents = [part[size:] for part, size in zip(parts, sizes, strict=True)]
-
-        def differentiable(*some):
-            full = map(put, values, directions, some)
-            carry, y = loop.step(*full)
-            return (pick(carry, directions.carry), pick(y, loop.outs)), (carry, y)
-
-        along = tuple(map(pick, values, directions))
-        _, (d_carry, d_y), (carry, y) = jax.jvp(
-            differentiable, along, tuple(tangents), has_aux=True
-        )
-        return [*carry, *d_carry], [*y, *d_y]
-
-    return dataclasses.replace(loop, step=step, outs=loop.outs + (True,) * sum(loop.outs))
-
-
-def varying(loop: Loop, inputs: Inputs, directions: Inputs) -> Inputs:
-    """Add to the marked inputs the leaves of the carry that come to vary with them.
-
-    A leaf that does not, such as a clock, is a constant to the derivative, as it is to that of
-    ``jax.lax.scan``: the step may do with it what has no derivative.
-
-    Args:
-        loop: The loop.
-        inputs: Its inputs.
-        directions: Masks of inputs that vary.
-
-    Returns:
-        The masks, that of the carry completed.
-    """
-    can_vary = mask(inputs.carry)
-    at = Inputs(inputs.consts, inputs.carry, [_read(x, 0) for x in inputs.xs])
-    while directions.carry != can_vary:
-
-        def tangent(*tangents, directions=directions):
-            return _step_tangent(loop, directions, at, tangents)[1][0]
-
-        reached = dependent(tangent, *map(pick, at, directions))
-        grown = put(directions.carry, can_vary, reached)
-        carry = tuple(a or b for a, b in zip(directions.carry, grown, strict=True))
-        if carry == directions.carry:
-            break
-        directions = directions._replace(carry=carry)
-    return directions
-
-
-def _step_tangent(loop, directions, values, tangents):
-    """Give one step's carry and y, and the tangents of their inexact leaves."""
-
-    def differentiable(*some):
-        carry, y = loop.step(*map(put, values, directions, some))
-        return (pick(carry, mask(carry)), pick(y, mask(y))), (carry, y)
-
-    along = tuple(map(pick, values, directions))
-    _, tangents, out = jax.jvp(differentiable, along, tuple(tangents), has_aux=True)
-    return out, tangents
-
-
 def _scan(loop, body, init, xs):
     return lax.scan(body, init, xs, loop.length, reverse=loop.backwards, unroll=loop.unroll)
-
-
-def _read(tree, i):
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), tree)
-
-
-def _write(tree, value, i):
-    return jax.tree.map(lambda a, v: lax.dynamic_update_index_in_dim(a, v, i, axis=0), tree, value)

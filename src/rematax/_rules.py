@@ -34,20 +34,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from ._linear import NO_COTANGENT, linear_call
-from ._reverse import (
-    Inputs,
-    Leaves,
-    Loop,
-    Outputs,
-    doubled,
-    forward_sweep,
-    inexact,
-    pick,
-    plain_scan,
-    put,
-    reverse_sweep,
-    varying,
-)
+from ._loop import Inputs, Leaves, Loop, Outputs, doubled, inexact, pick, put, varying
+from ._reverse import forward_sweep, plain_scan, reverse_sweep
 
 
 def checkpointed_scan(loop: Loop, inputs: Inputs, unrepeatable: tuple[str, ...] = ()) -> Outputs:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._linear import closed, same_type
-from ._reverse import Inputs, Loop, inexact
+from ._loop import Inputs, Loop, inexact
 from ._rules import checkpointed_scan
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 

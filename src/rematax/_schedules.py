@@ -13,28 +13,14 @@ The schedules here and their names in the literature:
 - :class:`Binomial`: *revolve*, the least number of evaluations with ``s`` snapshots and one tape
   [Griewank1992]_ [GriewankWalther2000]_.
 
-**The binomial schedule.** With ``s`` snapshots, and no step advanced more than ``r`` times, at
-most :math:`\beta(s, r) = \binom{s+r}{s}` steps can be reversed. The least number of advances is
-therefore :math:`t(n, s) = r n - \binom{s+r}{s+1}`, with ``r`` the integer for which
-:math:`\beta(s, r-1) < n \le \beta(s, r)`. It is reached by recursion: advance ``k`` steps, write a
-snapshot, reverse the last ``n - k`` steps with one slot fewer, then the first ``k`` with all of
-them. Many ``k`` are optimal in advances; :func:`_split` takes the one that writes the fewest
-snapshots as well.
-
-**The table.** Each of the positions ``1 .. n-1`` is advanced *to* exactly once for good: it
-becomes a snapshot there, or it is where the U-turn takes place. The whole schedule is therefore
-one permutation of ``1 .. n-1``, the *stops*, in the order in which a replay meets them: four bytes
-per step. See :meth:`Binomial.stops` for how to read it.
-
-This module is plain Python and NumPy.
+The arithmetic of the last is in :mod:`rematax._binomial`. This module is plain Python and NumPy.
 
 References:
     .. [Griewank1992] A. Griewank (1992), "Achieving logarithmic growth of temporal and spatial
        complexity in reverse automatic differentiation", Optimization Methods and Software
        1(1):35-54.
     .. [GriewankWalther2000] A. Griewank and A. Walther (2000), "Algorithm 799: revolve", ACM
-       Transactions on Mathematical Software 26(1):19-45; the split of :func:`_split` is its
-       section 4.
+       Transactions on Mathematical Software 26(1):19-45.
     .. [Chen2016] T. Chen, B. Xu, C. Zhang and C. Guestrin (2016), "Training deep nets with
        sublinear memory cost", arXiv:1604.06174.
 """
@@ -42,7 +28,6 @@ References:
 from __future__ import annotations
 
 import abc
-import functools
 import math
 import operator
 from dataclasses import dataclass
@@ -50,6 +35,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ._binomial import advances, stops
 
 
 class Schedule(abc.ABC):
@@ -249,9 +236,11 @@ class Nested(Schedule):
 class Binomial(Schedule):
     r"""Keep ``s`` snapshots and place them so that as little as possible is computed twice.
 
-    ``n + t(n, s) + 1`` evaluations (``t`` as in the module's opening, the 1 because the final
-    state is returned as well), ``s`` states and one tape: the least number of evaluations among
-    all schedules that store only states and hold one tape. Memory does not grow with ``n``.
+    ``n + t(n, s) + 1`` evaluations, ``s`` states and one tape. Here
+    :math:`t(n, s) = r n - \binom{s+r}{s+1}` with the least :math:`r` for which
+    :math:`\binom{s+r}{s} \ge n`; the 1 is there because the final state is returned as well.
+    That is the least number of evaluations among all schedules that store only states and hold one
+    tape. Memory does not grow with ``n``.
 
     Args:
         snapshots: Number of snapshots ``s``, the initial state included; more than ``n`` is as
@@ -309,7 +298,7 @@ class Binomial(Schedule):
 
     def evaluations(self, n: int) -> int:
         """Count evaluations: ``n + t(n, s) + 1``, and 0 for ``n = 0``."""
-        return n + _advances(n, self.slots(n)) + 1 if _steps(n) else 0
+        return n + advances(n, self.slots(n)) + 1 if _steps(n) else 0
 
     def stored(self, n: int) -> tuple[int, int]:
         """Count what is held: ``s`` states and one tape."""
@@ -334,7 +323,7 @@ class Binomial(Schedule):
             >>> rx.Binomial(3).stops(6)
             array([1, 3, 5, 4, 2], dtype=int32)
         """
-        return _stops(_steps(n), self.slots(n))
+        return stops(_steps(n), self.slots(n))
 
 
 def _positive(owner: str, name: str, value: Any) -> int:
@@ -365,67 +354,3 @@ def _integer(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
-
-
-def _repetition(n: int, s: int) -> int:
-    """Find the least ``r`` with ``beta(s, r) >= n``."""
-    if s == 1:
-        return n - 1
-    r, reach = 0, 1
-    while reach < n:
-        r += 1
-        reach = reach * (s + r) // r
-    return r
-
-
-def _advances(n: int, s: int) -> int:
-    """Count the least advances ``t(n, s) = r n - C(s + r, s + 1)``."""
-    r = _repetition(n, s)
-    return r * n - math.comb(s + r, s + 1)
-
-
-def _split(n: int, s: int) -> int:
-    """Choose how far to advance before the next snapshot, for ``1 < s < n``.
-
-    Every result is optimal in advances; among those it is one with the fewest snapshot writes.
-    """
-    r = _repetition(n, s)
-    here = math.comb(s + r - 1, s)  # beta(s, r - 1)
-    one_less = math.comb(s + r - 2, s - 1)  # beta(s - 1, r - 1)
-    two_less = math.comb(s + r - 3, s - 2)  # beta(s - 2, r - 1)
-    if n <= here + two_less:
-        return math.comb(s + r - 2, s)  # beta(s, r - 2)
-    return min(here, n - one_less - two_less)
-
-
-@functools.lru_cache(maxsize=16)
-def _stops(n: int, s: int) -> npt.NDArray[np.int32]:
-    """Build the table of :meth:`Binomial.stops` in time and memory linear in ``n``.
-
-    Reversing ``m`` steps takes exactly ``m - 1`` stops, so that each part's place is known
-    beforehand, and a part of a length and a number of slots that was met before is copied.
-    """
-    stops = np.empty(max(n - 1, 0), np.int32)
-    met: dict[tuple[int, int], tuple[int, int]] = {}
-    parts = [(0, n, s, 0)]  # where in the table, steps, slots, first position
-    while parts:
-        at, m, slots, base = parts.pop()
-        if m < 2:
-            continue
-        end = at + m - 1
-        if slots == 1:  # no slot left: start from `base` each time
-            stops[at:end] = np.arange(base + m - 1, base, -1, dtype=np.int32)
-        elif slots >= m:  # a slot for every step
-            stops[at:end] = np.arange(base + 1, base + m, dtype=np.int32)
-        elif (m, slots) in met:
-            # Depth first: whatever was met and is not around us is finished.
-            before, its_base = met[m, slots]
-            stops[at:end] = stops[before : before + m - 1] + np.int32(base - its_base)
-        else:
-            met[m, slots] = at, base
-            k = _split(m, slots)
-            stops[at] = base + k
-            parts.append((at + m - k, k, slots, base))
-            parts.append((at + 1, m - k, slots - 1, base + k))
-    stops.flags.writeable = False
-    return stops
