@@ -1,5 +1,6 @@
 """What the tests of scan share: schedules, comparison of trees, a counter of evaluations."""
 
+import contextlib
 import functools
 
 import jax
@@ -21,8 +22,24 @@ SCHEDULES = [
 ]
 
 REMAT3 = bool(getattr(jax.config, "jax_remat3", False))
-OLD_REMAT3 = REMAT3 and jax.__version_info__ < (0, 11)
-"""JAX 0.10 with jax_remat3 cannot transpose a checkpointed scan some of whose ys are unused."""
+OLD_REMAT3 = REMAT3 and jax.__version_info__ < (0, 12)
+
+
+@contextlib.contextmanager
+def known_bug(schedule):
+    """Expect what JAX 0.10 does with jax_remat3 to a checkpointed scan with unused ys.
+
+    There ``jax.grad`` of ``jax.checkpoint(lambda c, xs: jax.lax.scan(f, c, xs))`` fails where some
+    of the ys get no cotangent. JAX 0.12 does not.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not (
+            OLD_REMAT3 and isinstance(schedule, rx.Nested) and "Expected cotangent" in str(error)
+        ):
+            raise
+        pytest.xfail("JAX 0.10 with jax_remat3: checkpointed scan with unused ys")
 
 
 def with_schedule(schedule):

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import rematax as rx
-from scan_helpers import OLD_REMAT3, SCHEDULES, Counted, assert_trees_close, with_schedule
+from scan_helpers import SCHEDULES, Counted, assert_trees_close, known_bug, with_schedule
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 BOTH = [rx.Nested(2), rx.Binomial(3)]
@@ -18,7 +18,9 @@ XS = jnp.linspace(0.1, 1.0, 7)
 def agree(program, schedule, *args, **tolerances):
     """Assert that a program gives the same with both scans."""
     expected = program(lax.scan, *args)
-    assert_trees_close(program(with_schedule(schedule), *args), expected, **tolerances)
+    with known_bug(schedule):
+        actual = program(with_schedule(schedule), *args)
+    assert_trees_close(actual, expected, **tolerances)
 
 
 def sine(c, x):
@@ -187,9 +189,6 @@ def test_closed_over_values_of_every_kind(schedule):
 @both_engines
 @pytest.mark.parametrize("unroll", [2, 3, 20, 0, True, False])
 def test_unroll(schedule, unroll):
-    if OLD_REMAT3 and isinstance(schedule, rx.Nested):
-        unroll = 1
-
     def program(scan):
         def loss(c):
             c, ys = scan(sine, c, XS, unroll=unroll)
@@ -280,8 +279,6 @@ def test_vmap_of_carries_that_come_to_be_batched(schedule):
 @every_schedule
 def test_dead_and_unperturbed_inputs(schedule):
     """Forwarded carries, ignored xs, integer losses' worth of zero cotangents."""
-    if OLD_REMAT3 and isinstance(schedule, rx.Nested):
-        pytest.xfail("JAX 0.10 with jax_remat3: checkpointed scan with unused ys")
 
     def program(scan):
         def loss(c, w, xs):

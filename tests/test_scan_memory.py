@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import rematax as rx
-from scan_helpers import Counted, temp_bytes, with_schedule
+from scan_helpers import OLD_REMAT3, Counted, temp_bytes, with_schedule
 
 COUNTED = [
     (rx.StoreAll(), 37),
@@ -38,7 +38,10 @@ def test_evaluations_are_as_promised(schedule, n, reverse):
     gradient = jax.jit(jax.value_and_grad(loss, (0, 1)))
     xs = jnp.linspace(0.5, 1.0, n)
     jax.block_until_ready(gradient(jnp.ones(3), xs))
-    assert counted.calls() == schedule.evaluations(n)
+    calls = counted.calls()
+    if OLD_REMAT3 and calls == schedule.evaluations(n) - 1:
+        pytest.xfail("JAX 0.10 with jax_remat3 runs a block of one step once less")
+    assert calls == schedule.evaluations(n)
     traces = counted.traces
     jax.block_until_ready(gradient(jnp.ones(3), xs))  # traces nothing, and runs as often
     assert counted.traces == traces <= 2 and counted.calls() == schedule.evaluations(n)

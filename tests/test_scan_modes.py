@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import rematax as rx
-from scan_helpers import REMAT3, assert_trees_close, temp_bytes, with_schedule
+from scan_helpers import REMAT3, assert_trees_close, known_bug, temp_bytes, with_schedule
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -86,7 +86,8 @@ MODES = {
 def test_mode(schedule, mode):
     run, x = MODES[mode], arguments()
     expected = jax.jit(lambda *x: run(loss(lax.scan), x))(*x)
-    actual = jax.jit(lambda *x: run(loss(with_schedule(schedule)), x))(*x)
+    with known_bug(schedule):
+        actual = jax.jit(lambda *x: run(loss(with_schedule(schedule)), x))(*x)
     assert_trees_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import rematax as rx
-from scan_helpers import assert_trees_close, with_schedule
+from scan_helpers import assert_trees_close, known_bug, with_schedule
 
 FLOATS = [jnp.float32, jnp.float64, jnp.complex64, jnp.complex128]
 OTHERS = [jnp.int32, jnp.int8, jnp.uint32, jnp.bool_]
@@ -101,7 +101,10 @@ def test_any_scan_agrees_with_lax_scan(carry, x, n, schedule, reverse, seed):
         gradient = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*point)
         return gradient, jax.jit(lambda p: jax.jvp(value, p, p))(point)
 
-    assert_trees_close(program(with_schedule(schedule)), program(lax.scan), rtol=2e-4, atol=1e-5)
+    expected = program(lax.scan)
+    with known_bug(schedule):
+        actual = program(with_schedule(schedule))
+    assert_trees_close(actual, expected, rtol=2e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("x64")

@@ -14,6 +14,7 @@ once, and checks what there is to check. Its names for things are those of ``jax
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -118,7 +119,13 @@ def scan(
         # wants to see concrete values.
         return lax.scan(f, init, xs, length, reverse, unroll)
     if isinstance(schedule, EveryStep):
-        return lax.scan(jax.checkpoint(f, prevent_cse=False), init, xs, n, reverse, unroll)
+        rebuilt = jax.checkpoint(f, prevent_cse=False)
+
+        @functools.wraps(f)  # so that errors name the arguments of `f`
+        def every(carry, x):
+            return rebuilt(carry, x)
+
+        return lax.scan(every, init, xs, n, reverse, unroll)
 
     step, traced, carry, (carry_tree, y_tree), outs = _flat_step(f, init, xs, n)
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(xs)]
@@ -230,7 +237,10 @@ def _nested(step, carry, xs, n, radices, tapes, reverse, unroll):
         return lax.scan(leaf, carry, xs, n, reverse, unroll)
 
     def block(carry, xs, steps):
-        return _nested(step, carry, xs, steps, radices[1:], tapes, reverse, unroll)
+        carry, ys = _nested(step, carry, xs, steps, radices[1:], tapes, reverse, unroll)
+        # The axis added is merged below. It keeps integer ys of a scan from leaving a checkpoint
+        # untouched, which JAX 0.10 cannot transpose where jax_remat3 is on.
+        return carry, [y[None] for y in ys]
 
     size = math.prod(radices[1:])
     full, rest = divmod(n, size)
@@ -242,10 +252,10 @@ def _nested(step, carry, xs, n, radices, tapes, reverse, unroll):
     if full:
         body = jax.checkpoint(lambda c, x: block(c, x, size), prevent_cse=False)
         carry, ys = lax.scan(body, carry, whole, full, reverse)
-        pieces.append([lax.reshape(y, (full * size, *y.shape[2:])) for y in ys])
+        pieces.append([lax.reshape(y, (full * size, *y.shape[3:])) for y in ys])
     if rest:
         carry, ys = jax.checkpoint(lambda c, x: block(c, x, rest))(carry, part)
-        pieces.append(ys)
+        pieces.append([y[0] for y in ys])
     if len(pieces) == 1:
         return carry, pieces[0]
     return carry, [
