@@ -21,8 +21,7 @@ The snapshots depend on the inputs, but derivatives with respect to :math:`x` ab
 whoever transposes these maps gets nothing for the snapshots.
 
 References:
-    Z. Wang, I. M. Navon, F. X. Le Dimet and X. Zou (1992), "The second order adjoint analysis:
-    theory and applications", Meteorology and Atmospheric Physics 50:3-20.
+    A. Griewank and A. Walther (2008), "Evaluating Derivatives", 2nd edition, SIAM.
 """
 
 from __future__ import annotations
