@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from scan_helpers import OLD_REMAT3
+
 PROGRAM = pathlib.Path(__file__).with_name("sharded_program.py")
 
 
@@ -20,5 +22,7 @@ def test_sharded(kind):
     run = subprocess.run(
         [sys.executable, PROGRAM, kind], env=environment, capture_output=True, text=True
     )
+    if OLD_REMAT3 and "ok" in run.stdout and "pvary is a" in run.stderr:
+        pytest.xfail("JAX 0.10 with jax_remat3: nested checkpointed scans in shard_map")
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("ok") == 2
