@@ -180,3 +180,20 @@ def test_figures_are_reproducible_and_do_not_share_ids():
     ids = [set(re.findall(r'clip-path="url\(#(\w+)\)"', svg(alt))) for alt in ("One.", "Two.")]
     assert svg("One.") == svg("One.")
     assert ids[0] and not ids[0] & ids[1]
+
+
+def test_table_refuses_ragged_rows_and_none():
+    with pytest.raises(ValueError, match="needs rows of 2 cells"):
+        book.table("T", ["a", "b"], [(1, 2), (3,)])
+    with pytest.raises(ValueError, match="needs rows of 1 cells"):
+        book.table("T", ["a"], [])
+
+
+def test_table_escapes_and_has_headings(monkeypatch):
+    shown = {}
+    monkeypatch.setattr(book, "_display", lambda data, **_: shown.update(data))
+    book.table("a < b", ["name", "MB"], [("x & y", 1.5), ("z", 20)])
+    page = shown["text/html"]
+    assert "<caption>a &lt; b</caption>" in page and '<th scope="row">x &amp; y</th>' in page
+    assert page.count('<th scope="col">') == 2 and "<td>1.5</td>" in page
+    assert shown["text/plain"].splitlines()[1:] == ["name    MB", "x & y  1.5", "z       20"]

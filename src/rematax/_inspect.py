@@ -11,7 +11,6 @@ counted, by a callback that runs whenever the function does.
 from __future__ import annotations
 
 import functools
-import html
 import inspect
 import math
 from collections import Counter
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._sizes import format_bytes, leaf_bytes
+from ._tables import table_html
 from ._tracing import (
     check_arguments,
     first_line,
@@ -121,14 +121,7 @@ class Residuals(Sequence[Residual]):
         return "\n".join((self._summary(), *(f"  {line}" for line in lines)))
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col">{h}</th>' for h in _HEAD)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self._table()
-        )
-        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>" if self else ""
-        caption = f"<caption>{html.escape(self._summary())}</caption>"
-        return f'<table class="rx-table rx-residuals">{caption}{table}</table>'
+        return table_html(self._summary(), _HEAD if self else (), self._table(), "residuals")
 
 
 def residuals(fun: Callable, *args: Any) -> Residuals:

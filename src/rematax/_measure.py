@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._sizes import format_bytes, leaf_bytes
+from ._tables import table_html, table_text
 from ._tracing import captured_arrays, check_arguments, in_one_sentence, is_array, sub_jaxprs
 
 _EXPENSIVE = {"dot_general", "ragged_dot_general", "scaled_matmul", "conv_general_dilated"}
@@ -83,11 +84,7 @@ class Cost:
         return "\n".join(f"{name:12} {value}" for name, value in rows)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in self._rows()
-        )
-        caption = f"<caption>Cost on {self.backend}</caption>"
-        return f'<table class="rx-table rx-cost">{caption}<tbody>{rows}</tbody></table>'
+        return table_html(f"Cost on {self.backend}", (), self._rows(), "cost")
 
 
 @dataclass(frozen=True)
@@ -210,26 +207,12 @@ class Comparison(Mapping[str, Cost]):
 
     def __repr__(self) -> str:
         head, body = self._table()
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        lines = [
-            "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip()
-            for row in (head, *body)
-        ]
-        return "\n".join([*lines, *filter(None, [self.verdict])])
+        return "\n".join(filter(None, [table_text(head, body), self.verdict]))
 
     def _repr_html_(self) -> str:
         head, body = self._table()
-        top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
-        rows = "".join(
-            f'<tr><th scope="row">{html.escape(row[0])}</th>'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
-            + "</tr>"
-            for row in body
-        )
-        verdict = "".join(f"<p>{html.escape(line)}</p>" for line in self.verdict.splitlines())
-        table = f"<thead><tr>{top}</tr></thead><tbody>{rows}</tbody>"
-        caption = f"<caption>Costs on {self[self.base].backend}</caption>"
-        return f'<table class="rx-table rx-comparison">{caption}{table}</table>{verdict}'
+        table = table_html(f"Costs on {self[self.base].backend}", head, body, "comparison")
+        return table + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdict.splitlines())
 
 
 def measure(fun: Callable, *args: Any, time: bool = False) -> Cost:

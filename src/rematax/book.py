@@ -8,7 +8,8 @@ that glued output, so that the row travels with it through the execution cache. 
 
 :func:`record` glues without asserting (timings, names of what was found), :func:`belief` records
 what became of a belief of the field that a page put to the test, :func:`figure` shows a figure that
-is legible in light and dark and has alternative text, and :func:`stamp` says what the page ran on.
+is legible in light and dark and has alternative text, :func:`table` shows a table, and
+:func:`stamp` says what the page ran on.
 
 Outside a notebook kernel all of them check their arguments and show nothing.
 """
@@ -22,6 +23,7 @@ import os
 import re
 import sys
 from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +31,12 @@ import jax
 import numpy as np
 
 from ._backends import describe_backend
+from ._tables import table_html, table_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ClaimError", "belief", "claim", "figure", "record", "stamp"]
+__all__ = ["ClaimError", "belief", "claim", "figure", "record", "stamp", "table"]
 
 VERDICTS = ("holds", "holds only if", "does not hold")
 
@@ -230,6 +233,34 @@ def figure(fig: Figure, *, alt: str) -> None:
             "text/plain": alt,
         },
         rematax={"kind": "figure", "alt": alt},
+    )
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Show a table of what was computed.
+
+    Args:
+        caption: What the table shows.
+        head: The columns' headings, with units.
+        rows: Cells; shown as ``str`` shows them. The first of a row is its heading.
+
+    Raises:
+        ValueError: There is no row, or one has not as many cells as there are headings.
+
+    Example:
+        >>> from rematax.book import table
+        >>> table("Squares", ["number", "square"], [(n, n**2) for n in (1, 2)])
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    if not cells or any(len(row) != len(head) for row in cells):
+        raise ValueError(
+            f"table {caption!r} needs rows of {len(head)} cells, as many as it has headings."
+        )
+    _display(
+        {
+            "text/html": table_html(caption, head, cells, "results"),
+            "text/plain": f"{caption}\n{table_text(head, cells)}",
+        }
     )
 
 

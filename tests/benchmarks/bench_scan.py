@@ -159,11 +159,18 @@ def ratios(times, reference):
 
 def compare(names, cells, rounds, reference):
     """Run the contenders in turns and print their table."""
-    contenders = {name: Contender(name, cells) for name in names}
+    contenders = {}
     try:
+        for name in names:
+            contenders[name] = Contender(name, cells)
+            seconds = contenders[name].report["compile"]
+            print(f"compiled {name} in {seconds:.2f} s", file=sys.stderr, flush=True)
         for turn in range(rounds + 1):
+            begin = time.perf_counter()
             for contender in contenders.values():
                 contender.time()
+            seconds = time.perf_counter() - begin
+            print(f"round {turn} of {rounds}: {seconds:.1f} s", file=sys.stderr, flush=True)
             if turn == 0:  # warm caches
                 for contender in contenders.values():
                     contender.times.clear()
