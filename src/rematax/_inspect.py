@@ -37,7 +37,7 @@ from ._tracing import (
 
 _HEAD = ("kind", "shape", "size", "from", "how many")
 # What JAX puts around a value on its way out, without making a new one.
-_WRAPPERS = {"name", "reduce_precision", "copy", "optimization_barrier"}
+_WRAPPERS = {"reduce_precision", "copy", "optimization_barrier"}
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,9 @@ def _origin(var: Any, jaxpr: Any) -> tuple[str | None, str | None, int]:
     makers = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
     eqn = makers.get(id(var))
     name = _given_name(var, jaxpr)
-    while eqn is not None and eqn.primitive.name in _WRAPPERS:
+    while eqn is not None and (eqn.primitive.name in _WRAPPERS or _names(eqn)):
         var = eqn.invars[eqn.outvars.index(var)]
-        name = name or eqn.params.get("name") or _given_name(var, jaxpr)
+        name = name or _names(eqn) or _given_name(var, jaxpr)
         eqn = makers.get(id(var))
     if eqn is None:
         return name, None, 1
@@ -326,10 +326,15 @@ def _origin(var: Any, jaxpr: Any) -> tuple[str | None, str | None, int]:
 
 def _given_name(var: Any, jaxpr: Any) -> str | None:
     """Return the name that an equation gives to a copy of the value."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "name" and eqn.invars[0] is var:
-            return eqn.params["name"]
-    return None
+    return next((n for eqn in jaxpr.eqns if (n := _names(eqn)) and eqn.invars[0] is var), None)
+
+
+def _names(eqn: Any) -> str | None:
+    """Return the name that ``checkpoint_name`` gives in an equation; most give none."""
+    if eqn.primitive.name == "name":
+        return eqn.params["name"]
+    inner = eqn.params.get("_prim")  # with jax_remat3
+    return inner.name if type(inner).__name__ == "CheckpointName" else None
 
 
 def _probe(leaf: Any) -> Any:
