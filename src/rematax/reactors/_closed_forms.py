@@ -12,9 +12,6 @@ over velocity) and pure A at first,
 As it stands, :math:`D` is 0/0 at :math:`p = q` and loses digits nearby. It is a divided difference,
 smooth and symmetric, so near the diagonal it is computed as
 :math:`e^{-(p+q)/2} \sinh(x)/x` with :math:`x = (p - q)/2` and the series of the second factor.
-
-References:
-    O. Levenspiel (1999), "Chemical Reaction Engineering", 3rd edition, Wiley, chapter 8.
 """
 
 from __future__ import annotations
@@ -51,9 +48,6 @@ def consecutive(k1: ArrayLike, k2: ArrayLike, t: ArrayLike, feed: ArrayLike = 1.
 
     Raises:
         ValueError: An argument is negative. Values that JAX is tracing cannot be checked.
-
-    References:
-        Levenspiel (1999), chapter 8.
 
     Example:
         >>> from rematax import reactors

@@ -5,9 +5,6 @@ A network of :math:`m` species and :math:`q` reactions is its *stoichiometric ma
 reaction :math:`j` makes; it is negative where the species is consumed. With the rates :math:`r` of
 the reactions, species are produced at :math:`S r`. Whatever a vector :math:`w` with
 :math:`w^\top S = 0` weighs (mass, atoms) is conserved.
-
-References:
-    R. Aris (1965), "Introduction to the Analysis of Chemical Reactors", Prentice-Hall, chapter 2.
 """
 
 from __future__ import annotations
@@ -42,9 +39,6 @@ class Network:
 
     Raises:
         ValueError: A species is named twice, a matrix has the wrong shape, or an order is negative.
-
-    References:
-        Aris (1965), chapter 2.
 
     Example:
         >>> import jax.numpy as jnp

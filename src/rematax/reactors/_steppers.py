@@ -7,7 +7,7 @@ nothing.
 
 References:
     E. Hairer, S. P. Nørsett and G. Wanner (1993), "Solving Ordinary Differential Equations I",
-    2nd edition, Springer, section II.1.
+    2nd edition, Springer.
 """
 
 from __future__ import annotations
