@@ -57,7 +57,7 @@ class Network:
     orders: Matrix | None = None
 
     def __post_init__(self) -> None:
-        species = (self.species,) if isinstance(self.species, str) else tuple(self.species)
+        species = tuple(self.species)
         twice = sorted({name for name in species if species.count(name) > 1})
         if twice:
             raise ValueError(f"reactors.Network: the species {twice[0]!r} is named twice.")
