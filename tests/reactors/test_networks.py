@@ -49,10 +49,10 @@ def test_cells_and_rate_constants_of_each_cell():
 
 def test_production_is_the_matrix_product():
     key = jax.random.key(0)
-    matrix = np.array([[-1, 0, 2], [1, -1, 0], [0, 0, 0], [0, 1, -1]])
+    matrix = np.array([[-1, 0, 2], [1, -1, 0], [0, 0, 0], [0, 1, -1]], np.float32)
     network = reactors.Network("ABCD", matrix)
     rates = jax.random.normal(key, (3, 5))
-    np.testing.assert_allclose(network.production(rates), matrix @ rates, rtol=1e-6)
+    np.testing.assert_allclose(network.production(rates), matrix @ np.asarray(rates), rtol=1e-6)
 
 
 @pytest.mark.parametrize("order", [0.5, 0.3, 1.5, 2.5])
@@ -61,7 +61,7 @@ def test_fractional_orders_have_finite_gradients_at_zero(order, c, x64):
     network = reactors.Network(("A", "B"), [[-1], [1]], orders=[[order], [1]])
     c = jnp.array([c, 0.0])
     for derivative in (jax.jacobian(network.rates), jax.hessian(network.rates)):
-        assert jnp.isfinite(derivative(c, jnp.array([2.0]))).all()
+        assert jnp.isfinite(jax.jit(derivative)(c, jnp.array([2.0]))).all()
     step = reactors.euler(lambda c, u: network.production(network.rates(c, (2.0,))), 0.1)
     gradient = jax.grad(lambda c: jax.lax.scan(step, c, length=20)[0][1])(c)
     assert jnp.isfinite(gradient).all()
@@ -93,7 +93,7 @@ def weighed_networks(draw):
     return network, np.array(masses, float), np.array(concentrations)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(weighed_networks(), st.sampled_from([reactors.euler, reactors.midpoint, reactors.rk4]))
 def test_mass_is_conserved(drawn, stepper):
     network, masses, c = drawn
@@ -101,11 +101,9 @@ def test_mass_is_conserved(drawn, stepper):
         k = np.linspace(0.1, 1, len(network.stoichiometry[0]))
         step = stepper(lambda c, u: network.production(network.rates(c, k)), 1e-3)
         before = jnp.asarray(c)
-        after = before
-        for _ in range(5):
-            after, _ = step(after, None)
+        after = jax.jit(lambda c: jax.lax.scan(step, c, length=5)[0])(before)
         moved = 1 + float(abs(after).max())
-        assert abs(float(masses @ (after - before))) < 1e-13 * moved * masses.sum()
+        assert abs(float(masses @ np.asarray(after - before))) < 1e-13 * moved * masses.sum()
 
 
 @pytest.mark.parametrize(
