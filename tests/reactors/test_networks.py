@@ -55,16 +55,18 @@ def test_production_is_the_matrix_product():
     np.testing.assert_allclose(network.production(rates), matrix @ np.asarray(rates), rtol=1e-6)
 
 
-@pytest.mark.parametrize("order", [0.5, 0.3, 1.5, 2.5])
-@pytest.mark.parametrize("c", [0.0, -1e-3, 1e-30])
-def test_fractional_orders_have_finite_gradients_at_zero(order, c, x64):
+@pytest.mark.parametrize("order", [0.3, 0.5, 1.5, 2.5])
+def test_fractional_orders_have_finite_gradients_at_zero(order, x64):
     network = reactors.Network(("A", "B"), [[-1], [1]], orders=[[order], [1]])
-    c = jnp.array([c, 0.0])
-    for derivative in (jax.jacobian(network.rates), jax.hessian(network.rates)):
-        assert jnp.isfinite(jax.jit(derivative)(c, jnp.array([2.0]))).all()
     step = reactors.euler(lambda c, u: network.production(network.rates(c, (2.0,))), 0.1)
-    gradient = jax.grad(lambda c: jax.lax.scan(step, c, length=20)[0][1])(c)
-    assert jnp.isfinite(gradient).all()
+
+    @jax.jit
+    def derivatives(c):
+        end = jax.grad(lambda c: jax.lax.scan(step, c, length=20)[0][1])(c)
+        return jax.hessian(lambda c: network.rates(c, (2.0,)))(c), end
+
+    for a in (0.0, -1e-3, 1e-30):
+        assert all(jnp.isfinite(d).all() for d in derivatives(jnp.array([a, 0.0])))
 
 
 def test_fractional_order_has_the_right_derivative_elsewhere(x64):

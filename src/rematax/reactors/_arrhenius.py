@@ -44,4 +44,5 @@ def arrhenius(temperature: ArrayLike, prefactor: ArrayLike, energy: ArrayLike) -
     """
     refuse_nonpositive("reactors.arrhenius: a temperature in K", temperature)
     refuse_negative("reactors.arrhenius: a prefactor", prefactor)
-    return prefactor * jnp.exp(-jnp.asarray(energy) / (GAS_CONSTANT * jnp.asarray(temperature)))
+    thermal = GAS_CONSTANT * jnp.asarray(temperature)
+    return jnp.multiply(prefactor, jnp.exp(-jnp.asarray(energy) / thermal))

@@ -157,9 +157,9 @@ class Network:
         rates = []
         for j, column in enumerate(zip(*self.orders, strict=True)):
             powers = [_power(c[i], order) for i, order in enumerate(column) if order]
-            rates.append(math.prod(powers, start=k[j]))  # type: ignore[index, arg-type]
-        *rates, _ = jnp.broadcast_arrays(*rates, c[0])
-        return jnp.stack(rates)
+            rates.append(math.prod(powers, start=k[j]))  # type: ignore[index]
+        # A reaction of order zero has a rate in every cell, too.
+        return jnp.stack(jnp.broadcast_arrays(*rates, c[0])[:-1])
 
     def production(self, rates: Array) -> Array:
         r"""Compute how fast the reactions make each species: :math:`S r`.
