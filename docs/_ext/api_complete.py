@@ -9,6 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 import rematax.book
+import rematax.reactors
 
 LOGGER = sphinx.util.logging.getLogger(__name__)
 
@@ -17,7 +18,9 @@ def public_names() -> set[str]:
     """Return the full names of what ``import rematax as rx`` offers, and of its public modules."""
     names = {name for name, value in vars(rematax).items() if not inspect.ismodule(value)}
     public = {f"rematax.{name}" for name in names if not name.startswith("_")}
-    return public | {f"rematax.book.{name}" for name in rematax.book.__all__}
+    for module in (rematax.book, rematax.reactors):
+        public |= {f"{module.__name__}.{name}" for name in module.__all__}
+    return public
 
 
 def _check(app: Sphinx, env: BuildEnvironment) -> None:

@@ -1,0 +1,228 @@
+r"""Reaction networks: which species react, in which proportions, and how fast.
+
+A network of :math:`m` species and :math:`q` reactions is its *stoichiometric matrix* :math:`S`,
+:math:`m \times q`: the entry :math:`\nu_{ij}` says how many moles of species :math:`i` one mole of
+reaction :math:`j` makes; it is negative where the species is consumed. With the rates :math:`r` of
+the reactions, species are produced at :math:`S r`. Whatever a vector :math:`w` with
+:math:`w^\top S = 0` weighs (mass, atoms) is conserved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from ._checks import refuse_negative
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Network:
+    r"""A reaction network with mass-action rates.
+
+    Args:
+        species: The species' names, in the order of a state's first axis.
+        stoichiometry: The stoichiometric matrix, a row for each species and a column for each
+            reaction; without unit.
+        orders: The order of each reaction (column) in each species (row), not negative; without
+            unit. Default: the number of moles that the reaction consumes, as for an elementary
+            reaction. Needed where a species is consumed and made by the same reaction, since the
+            matrix holds only the difference.
+
+    Raises:
+        ValueError: A species is named twice, a matrix has the wrong shape, or an order is negative.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from rematax import reactors
+        >>> network = reactors.Network(("A", "B", "C"), [[-1, 0], [1, -1], [0, 1]])
+        >>> network
+        Network(A -> B, B -> C)
+        >>> c = network.feed({"A": 2.0})
+        >>> rates = network.rates(c, (1.0, 0.5))
+        >>> bool((network.production(rates) == jnp.array([-2.0, 2.0, 0.0])).all())
+        True
+    """
+
+    species: tuple[str, ...]
+    stoichiometry: Matrix
+    orders: Matrix | None = None
+
+    def __post_init__(self) -> None:
+        species = tuple(self.species)
+        twice = sorted({name for name in species if species.count(name) > 1})
+        if twice:
+            raise ValueError(f"reactors.Network: the species {twice[0]!r} is named twice.")
+        matrix = _matrix("the stoichiometric matrix", self.stoichiometry, len(species))
+        if self.orders is None:
+            orders = np.maximum(-matrix, 0.0)
+        else:
+            orders = _matrix("the matrix of orders", self.orders, len(species))
+            if orders.shape != matrix.shape:
+                raise ValueError(
+                    "reactors.Network: the matrix of orders must have the shape of the "
+                    f"stoichiometric matrix, {matrix.shape}, not {orders.shape}."
+                )
+            refuse_negative("reactors.Network: the order of a reaction", orders)
+        # Tuples can be hashed and compared, so that a network may be a static argument of jax.jit.
+        object.__setattr__(self, "species", species)
+        object.__setattr__(self, "stoichiometry", tuple(map(tuple, matrix.tolist())))
+        object.__setattr__(self, "orders", tuple(map(tuple, orders.tolist())))
+
+    def __repr__(self) -> str:
+        return f"Network({', '.join(map(self._equation, range(len(self.stoichiometry[0]))))})"
+
+    def _equation(self, reaction: int) -> str:
+        sides: tuple[list[str], list[str]] = ([], [])
+        for name, row in zip(self.species, self.stoichiometry, strict=True):
+            if moles := row[reaction]:
+                count = "" if abs(moles) == 1 else f"{abs(moles):g} "
+                sides[moles > 0].append(count + name)
+        return " -> ".join(" + ".join(side) or "nothing" for side in sides)
+
+    def feed(self, concentrations: Mapping[str, ArrayLike]) -> Array:
+        """Make a state from the concentrations of some species; the others are absent.
+
+        Args:
+            concentrations: Species -> concentration, not negative, in any one unit such as mol/m³:
+                a number, or one for each cell.
+
+        Returns:
+            The state, shape ``(species, *cells)``, in that unit.
+
+        Raises:
+            ValueError: A name is not a species of the network, or a concentration is negative.
+
+        Example:
+            >>> from rematax import reactors
+            >>> network = reactors.Network(("A", "B"), [[-1], [1]])
+            >>> network.feed({"A": [1.0, 2.0]}).shape
+            (2, 2)
+        """
+        for name, value in concentrations.items():
+            if name not in self.species:
+                raise ValueError(
+                    f"reactors.Network.feed: {name!r} is none of the species "
+                    f"{', '.join(self.species)}."
+                )
+            refuse_negative(f"reactors.Network.feed: the concentration of {name}", value)
+        values = [jnp.asarray(concentrations.get(name, 0.0), float) for name in self.species]
+        return jnp.stack(jnp.broadcast_arrays(*values))
+
+    def rates(self, c: Array, k: ArrayLike | Sequence[ArrayLike]) -> Array:
+        r"""Compute the rates of the reactions by mass action.
+
+        .. math::
+            r_j = k_j \prod_i c_i^{n_{ij}}
+
+        A power that is no whole number is 0 where :math:`c_i \le 0`, and so is its derivative
+        there: a stepper that overshoots zero, or a feed without the species, gives finite rates
+        and finite gradients. (For orders between 0 and 1 the true derivative grows without bound
+        as the concentration goes to zero.)
+
+        Args:
+            c: State, shape ``(species, *cells)``, as from :meth:`feed`.
+            k: Rate constants, one for each reaction, not negative; each a number or an array like a
+                cell's. A reaction of order :math:`n` takes the unit of ``c`` to the power
+                :math:`1 - n`, over time: 1/s for first order, m³/(mol s) for second.
+
+        Returns:
+            Rates, shape ``(reactions, *cells)``, in the unit of ``c`` over that of time.
+
+        Raises:
+            ValueError: ``c`` or ``k`` does not fit the network, or a rate constant is negative.
+                Values that JAX is tracing cannot be checked for their sign.
+
+        Example:
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> from rematax import reactors
+            >>> half = reactors.Network(("A", "B"), [[-1], [1]], orders=[[0.5], [0]])
+            >>> slope = jax.jacobian(half.rates)(jnp.array([0.0, 1.0]), jnp.array([2.0]))
+            >>> bool(jnp.isfinite(slope).all())
+            True
+        """
+        assert self.orders is not None  # set by __post_init__
+        self._fits("Network.rates: the state", c, len(self.species), "species")
+        self._fits("Network.rates: k", k, len(self.stoichiometry[0]), "reactions")
+        refuse_negative("reactors.Network.rates: a rate constant", k)
+        rates = []
+        for j, column in enumerate(zip(*self.orders, strict=True)):
+            powers = [_power(c[i], order) for i, order in enumerate(column) if order]
+            rates.append(math.prod(powers, start=k[j]))  # type: ignore[index]
+        # A reaction of order zero has a rate in every cell, too.
+        return jnp.stack(jnp.broadcast_arrays(*rates, c[0])[:-1])
+
+    def production(self, rates: Array) -> Array:
+        r"""Compute how fast the reactions make each species: :math:`S r`.
+
+        Args:
+            rates: Rates, shape ``(reactions, *cells)``: those of :meth:`rates`, or by a law of your
+                own.
+
+        Returns:
+            Production, negative where a species is consumed: shape ``(species, *cells)``, in the
+            unit of ``rates``.
+
+        Raises:
+            ValueError: ``rates`` does not fit the network.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from rematax import reactors
+            >>> network = reactors.Network(("A", "B"), [[-2], [1]])
+            >>> network.production(jnp.array([3.0])).tolist()
+            [-6.0, 3.0]
+        """
+        self._fits("Network.production: rates", rates, len(self.stoichiometry[0]), "reactions")
+        # Written out: networks are sparse, and a matrix product would be rounded coarsely on
+        # accelerators, which breaks the mass balance.
+        nothing = jnp.zeros_like(rates[0])
+        return jnp.stack(
+            [
+                sum((moles * rates[j] for j, moles in enumerate(row) if moles), start=nothing)
+                for row in self.stoichiometry
+            ]
+        )
+
+    def _fits(self, what: str, value: Any, count: int, axis: str) -> None:
+        found = value.shape[:1] if hasattr(value, "shape") else (len(value),)
+        if found != (count,):
+            has = f"length {found[0]}" if found else "none"
+            raise ValueError(
+                f"reactors.{what} needs a first axis of the {count} {axis} of {self!r}; "
+                f"it has {has}."
+            )
+
+
+def _matrix(what: str, value: Any, species: int) -> np.ndarray:
+    """Read a matrix with a row for each species and at least one column."""
+    try:
+        matrix = np.asarray(value, dtype=float)
+        shape: Any = matrix.shape
+    except ValueError:
+        shape = "rows of different lengths"
+    if not isinstance(shape, tuple) or len(shape) != 2 or shape[0] != species or not shape[1]:
+        found = f"shape {shape}" if isinstance(shape, tuple) else shape
+        raise ValueError(
+            f"reactors.Network: {what} needs a row for each of the {species} species and a column "
+            f"for each reaction, but has {found}."
+        )
+    return matrix
+
+
+def _power(c: Array, order: float) -> Array:
+    """Raise concentrations to an order, with a finite derivative at zero."""
+    if order == int(order):
+        return c if order == 1 else c ** int(order)
+    # The inner `where` matters: without it the derivative at zero is infinity times zero.
+    present = c > 0
+    return jnp.where(present, jnp.where(present, c, 1.0) ** order, 0.0)
