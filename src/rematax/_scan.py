@@ -28,6 +28,7 @@ from ._linear import closed, same_type
 from ._loop import Inputs, Loop, inexact
 from ._rules import checkpointed_scan
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
+from ._tracing import is_array
 
 Carry = TypeVar("Carry")
 PyTree = Any
@@ -225,6 +226,11 @@ def _flat_step(f, init, xs, n):
 
     def step(consts, carry, x):
         out = traced.call(consts, [*carry, *x])
+        # A step that returns a Python scalar, such as a flag it sets, returns it as it is.
+        out = [
+            leaf if is_array(leaf) else jnp.asarray(leaf, None if kind.weak_type else kind.dtype)
+            for leaf, kind in zip(out, traced.types, strict=True)
+        ]
         return out[:size], out[size:]
 
     return step, traced, leaves, trees, tuple(map(inexact, traced.types[size:]))
