@@ -1,10 +1,9 @@
-"""The plan is held to what an independent program needs, and to what runs when its line is pasted."""
+"""The plan is held to what an independent program needs, and its line is pasted and run."""
 
 import dataclasses
 import itertools
 import math
 import re
-import time
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,6 @@ import numpy as np
 import pytest
 
 import rematax as rx
-from rematax._plan import Candidate, Plan
-
-MARGIN = 1.3  # predictions over measurements, beside what a step itself works with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +99,7 @@ def driven(size=2000):
 
 
 CASES = [element_wise, narrow_tape, wide_tape, recurrent, driven]
+MODES = ("reverse", "forward", "forward over reverse", "reverse over reverse")
 LENGTHS = [2, 37, 100, 1000]
 
 
@@ -158,11 +155,10 @@ def check_refusal(case, n, memory, refusal):
 
 
 def assert_predicted(candidate, found):
-    """The stated margin: see the docstring of rx.plan."""
-    within = 8 * found.state_bytes + found.tape_bytes + 20_000
-    assert abs(candidate.measured_bytes - candidate.predicted_bytes) <= (
-        within + 0.1 * candidate.measured_bytes
-    ), candidate
+    """Hold a prediction to the margin that the docstring of rx.plan states."""
+    share = 0.25 if isinstance(candidate.schedule, rx.Nested) else 0.1
+    margin = share * candidate.measured_bytes + 3 * found.state_bytes + 1000
+    assert abs(candidate.measured_bytes - candidate.predicted_bytes) <= margin, candidate
 
 
 SOME = [(element_wise, 100), (narrow_tape, 37), (wide_tape, 100), (recurrent, 37), (driven, 37)]
@@ -302,11 +298,72 @@ def test_it_plans_inside_a_transformation():
 
 
 def test_less_memory_takes_more_work():
-    case = wide_tape(500)
-    plans = [case.plan(300, memory) for memory in ("3 MB", "300 kB", "150 kB", "100 kB")]
+    case = element_wise(500)
+    plans = [case.plan(300, memory) for memory in ("700 kB", "300 kB", "50 kB", "15 kB")]
     for more, less in itertools.pairwise(plans):
         assert more.chosen.evaluations < less.chosen.evaluations
         assert more.chosen.time_ratio < less.chosen.time_ratio
+
+
+def test_effects_in_order_leave_binomial_out():
+    def step(c, _):
+        jax.debug.print("{}", c[0], ordered=True)
+        return jnp.sin(c), None
+
+    found = rx.plan(step, real(500), length=100, memory="70 kB")
+    assert isinstance(found.schedule, rx.Nested)
+    able = {type(c.schedule): c.modes for c in found.candidates}
+    assert able[rx.Binomial] == () and able[rx.StoreAll] == MODES
+    with pytest.raises(ValueError, match=r"the smallest, rx\.Nested\(levels=3\)"):
+        rx.plan(step, real(500), length=100, memory="20 kB")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "growth"),
+    [(rx.StoreAll(), 4), (rx.EveryStep(), 4), (rx.Nested(levels=2), 2), (rx.Binomial(3), 1)],
+    ids=repr,
+)
+def test_the_modes_named_keep_to_the_schedule(schedule, growth):
+    """Four times the steps: bytes grow as those of the gradient do, in the modes named."""
+    c = real(500)
+
+    def bytes_of(mode, n):
+        def loss(c):
+            c, _ = rx.scan(step, c, length=n, schedule=schedule)
+            return (c**2).sum()
+
+        fun = {
+            "reverse": jax.grad(loss),
+            "forward": jax.grad(lambda c: jax.jvp(loss, (c,), (c,))[1]),
+            "forward over reverse": lambda c: jax.jvp(jax.grad(loss), (c,), (c,))[1],
+            "reverse over reverse": jax.grad(lambda c: (jax.grad(loss)(c) ** 2).sum()),
+        }[mode]
+        return rx.measure(fun, c).temp_bytes / c.nbytes
+
+    def step(c, _):
+        return jnp.sin(c) * jnp.cos(c), None
+
+    found = rx.plan(step, c, length=64, memory="100 kB")
+    modes = {type(each.schedule): each.modes for each in found.candidates}
+    for mode in MODES:
+        few, many = bytes_of(mode, 64), bytes_of(mode, 256)
+        kept = many < 1.05 * growth * few + 1 and many < 4.5 * bytes_of("reverse", 256)
+        assert kept == (mode in modes[type(schedule)]), mode
+
+
+def test_it_is_shown_as_a_table():
+    found = rx.plan(lambda c, _: (jnp.sin(c), None), real(500), length=100, memory="60 kB")
+    lines = repr(found).splitlines()
+    assert lines[0].startswith(f"rx.{found.schedule} fits 100 steps into 60.0 kB on ")
+    assert lines[-1] == found.line and max(map(len, lines)) <= 100
+    (starred,) = (line for line in lines if line.startswith("*"))
+    assert f" {found.schedule} " in starred and ", fits" in starred and starred.endswith("all")
+    assert len(lines) == 3 + len(found.candidates)
+    shown = found._repr_html_()
+    assert shown.count("<tr>") == 1 + len(found.candidates)
+    assert f"<strong>{found.schedule}</strong>" in shown and found.line in shown
+    work = [c.evaluations for c in found.candidates]
+    assert work == sorted(work)
 
 
 def test_nothing_fits_says_what_does_and_that_is_true():
@@ -360,5 +417,5 @@ def test_the_step_s_own_errors_show_as_they_are():
     def step(c, _):
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="^mine$"):
+    with pytest.raises(RuntimeError, match="mine"):
         rx.plan(step, 1.0, length=3, memory="1 MB")
