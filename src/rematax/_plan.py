@@ -190,7 +190,7 @@ def plan(
     the fewest for which no step is run more than three, four and five times.
 
     Predictions only decide what to compile. On CPU they were within a tenth of what was measured (a
-    quarter for ``Nested``), three states and 1 kB.
+    quarter for ``Nested``), three states, half a tape and 1 kB.
 
     What any gradient needs whatever the schedule is not part of ``memory``: the arguments, ``ys``,
     their cotangents, and the gradients. A loss that keeps ``ys`` and their cotangents
