@@ -132,24 +132,37 @@ def hoisted(fun: Callable) -> Callable:
     @functools.wraps(fun)
     def inlined(*args):
         program, out = jax.make_jaxpr(fun, return_shape=True)(*args)
-        leaves = jax.tree.leaves(args)
-        while any(map(_hides_arrays, program.jaxpr.eqns)):  # one round inlines one level
-            program = jax.make_jaxpr(jaxpr_as_fun(_to_inline(program)))(*leaves)
-        return jax.tree.unflatten(jax.tree.structure(out), jaxpr_as_fun(program)(*leaves))
+        if not any(map(_hides_arrays, program.jaxpr.eqns)):
+            return fun(*args)
+        leaves = _run_inlined(program, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
     return inlined
 
 
 def _hides_arrays(eqn: Any) -> bool:
-    return "inline" in eqn.params and bool(captured_arrays(eqn.params["jaxpr"]))
+    return eqn.primitive.name in ("jit", "pjit") and bool(captured_arrays(eqn.params["jaxpr"]))
 
 
-def _to_inline(program: Any) -> Any:
-    eqns = [
-        eqn.replace(params={**eqn.params, "inline": True}) if _hides_arrays(eqn) else eqn
-        for eqn in program.jaxpr.eqns
-    ]
-    return ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
+def _run_inlined(program: Any, args: list[Any]) -> list[Any]:
+    jaxpr = program.jaxpr
+    values = dict(zip(jaxpr.constvars, program.consts, strict=True))
+    values |= dict(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom):
+        return atom.val if is_literal(atom) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        if _hides_arrays(eqn):
+            out = _run_inlined(eqn.params["jaxpr"], [read(atom) for atom in eqn.invars])
+        else:
+            kept = [var for var in eqn.invars if not is_literal(var)]
+            alone = jaxpr.replace(
+                constvars=[], invars=kept, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
+            )
+            out = jaxpr_as_fun(ClosedJaxpr(alone, []))(*map(read, kept))
+        values |= dict(zip(eqn.outvars, out, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
 def captured_arrays(closed: Any) -> dict[int, Any]:
