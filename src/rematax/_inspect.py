@@ -154,33 +154,7 @@ def residuals(fun: Callable, *args: Any) -> Residuals:
         >>> [row.kind for row in again], again.extra_bytes
         (['argument'], 0)
     """
-    check_arguments("residuals", fun, args)
-    with in_one_sentence("residuals", fun, args):
-        jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
-    try:
-        closed = jax.make_jaxpr(functools.partial(_pullback, fun))(*args)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise ValueError(
-            f"residuals: {name_of(fun)} cannot be differentiated in reverse mode "
-            f"({first_line(error)}). {_remedy(str(error))}"
-        ) from None
-    arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
-    constants = set(map(id, closed.jaxpr.constvars))
-    rows, seen = [], set()
-    for var in closed.jaxpr.outvars:
-        key = id(var.val) if is_literal(var) else id(var)
-        if key in seen or (is_literal(var) and not var.aval.shape):
-            continue
-        seen.add(key)
-        shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
-        if id(var) in arguments:
-            rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))
-        elif is_literal(var) or id(var) in constants:
-            rows.append(Residual(shape, dtype, size, "constant"))
-        else:
-            name, made_by, length = _origin(var, closed.jaxpr)
-            rows.append(Residual(shape, dtype, size, "intermediate", name, made_by, length))
-    return Residuals(rows)
+    return list_residuals("residuals", fun, args)
 
 
 class Counted:
@@ -257,6 +231,37 @@ def counted(fun: Callable) -> Counted:
     if not callable(fun):
         raise TypeError(f"counted needs a function, not {fun!r:.60}.")
     return Counted(fun)
+
+
+def list_residuals(caller: str, fun: Callable, args: tuple) -> Residuals:
+    """Do what :func:`residuals` does, with the name of another function in its messages."""
+    check_arguments(caller, fun, args)
+    with in_one_sentence(caller, fun, args):
+        jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
+    try:
+        closed = jax.make_jaxpr(functools.partial(_pullback, fun))(*args)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"{caller}: {name_of(fun)} cannot be differentiated in reverse mode "
+            f"({first_line(error)}). {_remedy(str(error))}"
+        ) from None
+    arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
+    constants = set(map(id, closed.jaxpr.constvars))
+    rows, seen = [], set()
+    for var in closed.jaxpr.outvars:
+        key = id(var.val) if is_literal(var) else id(var)
+        if key in seen or (is_literal(var) and not var.aval.shape):
+            continue
+        seen.add(key)
+        shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
+        if id(var) in arguments:
+            rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))
+        elif is_literal(var) or id(var) in constants:
+            rows.append(Residual(shape, dtype, size, "constant"))
+        else:
+            name, made_by, length = _origin(var, closed.jaxpr)
+            rows.append(Residual(shape, dtype, size, "intermediate", name, made_by, length))
+    return Residuals(rows)
 
 
 def _pullback(fun: Callable, *args: Any) -> Any:
