@@ -56,8 +56,10 @@ def scan(
     ``jax.jacfwd``, :func:`jax.linearize`, ``jax.hessian``, :func:`jax.vmap`,
     :func:`jax.jit`, :func:`jax.checkpoint`, ``jax.shard_map``. Derivatives of derivatives keep
     to the schedule too: a Hessian-vector product by forward over reverse,
-    ``jax.jvp(jax.grad(loss), ...)``, holds twice the states; reverse over forward and reverse over
-    reverse hold a few times as many. None of them falls back to storing every step.
+    ``jax.jvp(jax.grad(loss), ...)``, holds twice the states; reverse over forward and, with
+    ``Binomial``, reverse over reverse hold a few times as many. Reverse over reverse with
+    ``EveryStep`` or ``Nested`` tapes what the first reverse mode computed again, and so holds what
+    a schedule of one level less would.
 
     Args:
         f: The step, a function of ``(carry, x)`` that returns ``(carry, y)``. Carry, x and y are
