@@ -37,7 +37,7 @@ _SYMBOL = re.compile(r'@("[^"]+"|[\w.$-]+)')  # MLIR quotes names such as <lambd
 _COMPILED = re.compile(
     r" (?:dot|ragged-dot|convolution)\(|custom_call_target=\"[^\"]*(?:matmul|gemm|conv|dot)", re.I
 )
-_TOO_FEW_RUNS, _MANY_RUNS, _ENOUGH_SECONDS = 5, 50, 0.2
+_TOO_FEW_RUNS, _MANY_RUNS, _ENOUGH_SECONDS = 5, 50, 0.1
 
 
 @dataclass(frozen=True)
