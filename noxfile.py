@@ -46,9 +46,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Run all tests, the slow ones too; arguments go to pytest."""
+    """Run all tests, the slow ones too, and again with JAX's coming rewrite of checkpoints."""
     _install(session, "tests/requirements.txt")
     session.run("python", "-m", "pytest", *session.posargs, env=_environment("cpu"))
+    _pytest(session, "--ignore=tests/site", *session.posargs, JAX_REMAT3="1")
 
 
 @nox.session(default=False)
@@ -139,10 +140,10 @@ def _install(session: nox.Session, lock: str) -> None:
         session.install("--no-deps", "-e", ".")
 
 
-def _pytest(session: nox.Session, *arguments: str) -> None:
+def _pytest(session: nox.Session, *arguments: str, **variables: str) -> None:
     """Run the tests that run on every change."""
     command = ("python", "-m", "pytest", "-m", "not nightly")
-    session.run(*command, *arguments, env=_environment("cpu"))
+    session.run(*command, *arguments, env=_environment("cpu") | variables)
 
 
 def _environment(backend: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 import rematax as rx
+from scan_helpers import OLD_REMAT3
 
 P = jax.checkpoint_policies
 X = jnp.linspace(0.1, 1.0, 6)
@@ -65,7 +66,8 @@ def test_a_linear_function_keeps_nothing():
 
 
 def test_checkpoint_keeps_its_input():
-    kept = rx.residuals(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum()), X)
+    again = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum())
+    kept = rx.residuals(lambda x: again(x), X)
     assert [(row.kind, row.name) for row in kept] == [("argument", "x")]
 
 
@@ -171,7 +173,8 @@ def test_five_layers_under_each_policy():
 
     assert total(lambda f: f) == 102_000
     bytes_under = {
-        P.everything_saveable: 102_000,
+        # JAX 0.10 with jax_remat3 saves what has a name (jax issue 33018).
+        P.everything_saveable: 1_000 if OLD_REMAT3 else 102_000,
         P.nothing_saveable: 1_000,
         P.dots_saveable: 2_000,
         None: 1_000,

@@ -2,6 +2,7 @@
 
 import re
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,14 @@ def test_numbers_and_trees_are_arguments():
     assert cost.output_bytes == X.nbytes
 
 
+def timed(*runs):
+    programs = {
+        str(i): SimpleNamespace(run=run, cost=SimpleNamespace(alias_bytes=0))
+        for i, run in enumerate(runs)
+    }
+    return list(_median_seconds(programs, ()).values())
+
+
 def test_times_leave_out_the_first_run_and_wait():
     naps = iter([0.2, *[0.01] * 60])
 
@@ -120,7 +129,18 @@ def test_times_leave_out_the_first_run_and_wait():
         time.sleep(next(naps))
         return X
 
-    assert 0.009 < _median_seconds(run, (), donates=False) < 0.05
+    (seconds,) = timed(run)
+    assert 0.009 < seconds < 0.05
+
+
+def test_functions_that_are_compared_take_turns():
+    calls = []
+    short, long = timed(
+        lambda: (calls.append("a"), time.sleep(0.002)),
+        lambda: (calls.append("b"), time.sleep(0.02)),
+    )
+    assert calls == ["a", "b"] * (len(calls) // 2) and len(calls) >= 12
+    assert long > 3 * short
 
 
 def test_time_grows_with_work():

@@ -134,6 +134,7 @@ def test_weak_types_are_those_of_lax_scan(schedule):
         lambda scan: scan(lambda c, _: (c * 2.0, c), 1.0, None, 5),
         lambda scan: scan(lambda c, _: (c + 1, None), 0, length=5),
         lambda scan: scan(lambda c, x: ((c[0] + x, c[1] + 1), None), (0.0, 0), XS),
+        lambda scan: scan(lambda c, _: ((c[0] + 1, 2.0), 3), (0.0, 0.0), None, 5),
     ]
     for program in programs:
         ours, theirs = program(with_schedule(schedule)), program(lax.scan)
@@ -142,6 +143,25 @@ def test_weak_types_are_those_of_lax_scan(schedule):
             ours, theirs = ours[0], theirs[0]
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             assert a.weak_type == b.weak_type
+
+
+@every_schedule
+@pytest.mark.parametrize("flag, first", [(False, True), (2, 1), (2.0, 1.0), (np.int32(2), 1)])
+def test_steps_may_return_python_scalars(schedule, flag, first):
+    """As the steps of diffrax's solvers do, which say whether they are the first."""
+
+    def program(scan):
+        def loss(x):
+            carry, ys = scan(
+                lambda c, _: ((c[0] * jnp.sin(x), flag), (c[1], flag)), (1.0, first), length=5
+            )
+            return carry[0], (carry, ys)
+
+        value, (carry, ys) = loss(0.3)
+        gradient = jax.grad(loss, has_aux=True)(0.3)
+        return value, carry, ys, gradient, jax.jacfwd(jax.grad(lambda x: loss(x)[0]))(0.3)
+
+    agree(program, schedule)
 
 
 @every_schedule

@@ -18,6 +18,9 @@ from ._measure import Cost as Cost
 from ._measure import Operations as Operations
 from ._measure import compare as compare
 from ._measure import measure as measure
+from ._plan import Candidate as Candidate
+from ._plan import Plan as Plan
+from ._plan import plan as plan
 from ._scan import scan as scan
 from ._schedules import Binomial as Binomial
 from ._schedules import EveryStep as EveryStep

@@ -37,7 +37,7 @@ from ._tracing import (
 
 _HEAD = ("kind", "shape", "size", "from", "how many")
 # What JAX puts around a value on its way out, without making a new one.
-_WRAPPERS = {"name", "reduce_precision", "copy", "optimization_barrier"}
+_WRAPPERS = {"reduce_precision", "copy", "optimization_barrier"}
 
 
 @dataclass(frozen=True)
@@ -154,33 +154,7 @@ def residuals(fun: Callable, *args: Any) -> Residuals:
         >>> [row.kind for row in again], again.extra_bytes
         (['argument'], 0)
     """
-    check_arguments("residuals", fun, args)
-    with in_one_sentence("residuals", fun, args):
-        jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
-    try:
-        closed = jax.make_jaxpr(functools.partial(_pullback, fun))(*args)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise ValueError(
-            f"residuals: {name_of(fun)} cannot be differentiated in reverse mode "
-            f"({first_line(error)}). {_remedy(str(error))}"
-        ) from None
-    arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
-    constants = set(map(id, closed.jaxpr.constvars))
-    rows, seen = [], set()
-    for var in closed.jaxpr.outvars:
-        key = id(var.val) if is_literal(var) else id(var)
-        if key in seen or (is_literal(var) and not var.aval.shape):
-            continue
-        seen.add(key)
-        shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
-        if id(var) in arguments:
-            rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))
-        elif is_literal(var) or id(var) in constants:
-            rows.append(Residual(shape, dtype, size, "constant"))
-        else:
-            name, made_by, length = _origin(var, closed.jaxpr)
-            rows.append(Residual(shape, dtype, size, "intermediate", name, made_by, length))
-    return Residuals(rows)
+    return list_residuals("residuals", fun, args)
 
 
 class Counted:
@@ -259,6 +233,37 @@ def counted(fun: Callable) -> Counted:
     return Counted(fun)
 
 
+def list_residuals(caller: str, fun: Callable, args: tuple) -> Residuals:
+    """Do what :func:`residuals` does, with the name of another function in its messages."""
+    check_arguments(caller, fun, args)
+    with in_one_sentence(caller, fun, args):
+        jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
+    try:
+        closed = jax.make_jaxpr(functools.partial(_pullback, fun))(*args)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"{caller}: {name_of(fun)} cannot be differentiated in reverse mode "
+            f"({first_line(error)}). {_remedy(str(error))}"
+        ) from None
+    arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
+    constants = set(map(id, closed.jaxpr.constvars))
+    rows, seen = [], set()
+    for var in closed.jaxpr.outvars:
+        key = id(var.val) if is_literal(var) else id(var)
+        if key in seen or (is_literal(var) and not var.aval.shape):
+            continue
+        seen.add(key)
+        shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
+        if id(var) in arguments:
+            rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))
+        elif is_literal(var) or id(var) in constants:
+            rows.append(Residual(shape, dtype, size, "constant"))
+        else:
+            name, made_by, length = _origin(var, closed.jaxpr)
+            rows.append(Residual(shape, dtype, size, "intermediate", name, made_by, length))
+    return Residuals(rows)
+
+
 def _pullback(fun: Callable, *args: Any) -> Any:
     """Return the pullback, whose leaves are the residuals, after having traced that it works."""
     out, pullback = jax.vjp(fun, *args)
@@ -303,9 +308,9 @@ def _origin(var: Any, jaxpr: Any) -> tuple[str | None, str | None, int]:
     makers = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
     eqn = makers.get(id(var))
     name = _given_name(var, jaxpr)
-    while eqn is not None and eqn.primitive.name in _WRAPPERS:
+    while eqn is not None and (eqn.primitive.name in _WRAPPERS or _names(eqn)):
         var = eqn.invars[eqn.outvars.index(var)]
-        name = name or eqn.params.get("name") or _given_name(var, jaxpr)
+        name = name or _names(eqn) or _given_name(var, jaxpr)
         eqn = makers.get(id(var))
     if eqn is None:
         return name, None, 1
@@ -326,10 +331,15 @@ def _origin(var: Any, jaxpr: Any) -> tuple[str | None, str | None, int]:
 
 def _given_name(var: Any, jaxpr: Any) -> str | None:
     """Return the name that an equation gives to a copy of the value."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "name" and eqn.invars[0] is var:
-            return eqn.params["name"]
-    return None
+    return next((n for eqn in jaxpr.eqns if (n := _names(eqn)) and eqn.invars[0] is var), None)
+
+
+def _names(eqn: Any) -> str | None:
+    """Return the name that ``checkpoint_name`` gives in an equation; most give none."""
+    if eqn.primitive.name == "name":
+        return eqn.params["name"]
+    inner = eqn.params.get("_prim")  # with jax_remat3
+    return inner.name if type(inner).__name__ == "CheckpointName" else None
 
 
 def _probe(leaf: Any) -> Any:

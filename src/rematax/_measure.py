@@ -18,8 +18,8 @@ import re
 import statistics
 import time as clock
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -244,7 +244,9 @@ def measure(fun: Callable, *args: Any, time: bool = False) -> Cost:
         >>> rx.measure(jax.grad(loop), x).temp_bytes >= 100 * x.nbytes
         True
     """
-    return _measured("measure", fun, args, time)[0]
+    program = _measured("measure", fun, args, time)
+    seconds = _median_seconds({"it": program}, args)["it"] if time else None
+    return replace(program.cost, seconds=seconds)
 
 
 def compare(functions: Mapping[str, Callable], *args: Any, time: bool = False) -> Comparison:
@@ -253,7 +255,8 @@ def compare(functions: Mapping[str, Callable], *args: Any, time: bool = False) -
     Args:
         functions: Name -> function as it will run. The first is the base of all ratios.
         *args: Their arguments, as for :func:`measure`.
-        time: Also run them, as for :func:`measure`.
+        time: Also run them, as for :func:`measure`. They take turns, so that a slow moment of the
+            machine hits all of them.
 
     Returns:
         Their costs by name, ratios, and expensive operations before and after the compiler. A print
@@ -284,19 +287,23 @@ def compare(functions: Mapping[str, Callable], *args: Any, time: bool = False) -
             raise TypeError(f"compare needs text for names, not {name!r}.")
     if not functions:
         raise ValueError("compare got no functions: give at least one, by name.")
-    measured = {
+    programs = {
         name: _measured(f"compare, {name!r}", fun, args, time) for name, fun in functions.items()
     }
     operations = {
         name: Operations(
-            traced=_count_traced(traced.jaxpr, _EXPENSIVE),
-            lowered=_count_lowered(lowered.as_text()),
-            compiled=len(_COMPILED.findall(compiled.as_text() or "")),
-            loops=_count_traced(traced.jaxpr, _LOOPS),
+            traced=_count_traced(program.traced.jaxpr, _EXPENSIVE),
+            lowered=_count_lowered(program.lowered.as_text()),
+            compiled=len(_COMPILED.findall(program.compiled.as_text() or "")),
+            loops=_count_traced(program.traced.jaxpr, _LOOPS),
         )
-        for name, (_, traced, lowered, compiled) in measured.items()
+        for name, program in programs.items()
     }
-    return Comparison({name: cost for name, (cost, *_) in measured.items()}, operations)
+    seconds = _median_seconds(programs, args) if time else {}
+    costs = {
+        name: replace(program.cost, seconds=seconds.get(name)) for name, program in programs.items()
+    }
+    return Comparison(costs, operations)
 
 
 def format_seconds(seconds: float) -> str:
@@ -311,8 +318,18 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def _measured(caller: str, fun: Any, args: tuple, time: bool) -> tuple[Cost, Any, Any, Any]:
-    """Return the cost with the traced, lowered and compiled program it was read from."""
+class _Measured(NamedTuple):
+    """A cost with the traced, lowered and compiled program it was read from, and what to run."""
+
+    cost: Cost
+    traced: Any
+    lowered: Any
+    compiled: Any
+    run: Callable
+
+
+def _measured(caller: str, fun: Any, args: tuple, time: bool = False) -> _Measured:
+    """Compile a function and read its cost; ``time`` only tells that it will be run."""
     traced, run = _trace(caller, fun, args)
     if time and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
         raise TypeError(
@@ -335,12 +352,10 @@ def _measured(caller: str, fun: Any, args: tuple, time: bool) -> tuple[Cost, Any
         alias_bytes=int(analysis.alias_size_in_bytes),
         constant_bytes=sum(map(_constant_bytes, captured_arrays(traced.jaxpr).values())),
         compile_seconds=compile_seconds,
-        seconds=_median_seconds(run or compiled, args, bool(analysis.alias_size_in_bytes))
-        if time
-        else None,
+        seconds=None,
         backend=jax.default_backend(),
     )
-    return cost, traced, lowered, compiled
+    return _Measured(cost, traced, lowered, compiled, run or compiled)
 
 
 def _trace(caller: str, fun: Any, args: tuple) -> tuple[Any, Callable | None]:
@@ -364,19 +379,21 @@ def _constant_bytes(array: Any) -> int:
     return leaf_bytes(array) // size if bool((values == values[0]).all()) else leaf_bytes(array)
 
 
-def _median_seconds(run: Callable, args: tuple, donates: bool) -> float:
-    """Return the median time of a run, after one that is not counted."""
-    times: list[float] = []
-    for k in range(_MANY_RUNS):
-        # A donated argument is gone after a run.
-        given = jax.tree.map(_fresh, args) if donates else args
-        start = clock.perf_counter()
-        jax.block_until_ready(run(*given))
-        if k:
-            times.append(clock.perf_counter() - start)
-        if len(times) >= _TOO_FEW_RUNS and sum(times) > _ENOUGH_SECONDS:
+def _median_seconds(programs: Mapping[str, _Measured], args: tuple) -> dict[str, float]:
+    """Give the median time of a run of each. They take turns; the first turn is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(_MANY_RUNS):
+        for name, program in programs.items():
+            # A donated argument is gone after a run.
+            given = jax.tree.map(_fresh, args) if program.cost.alias_bytes else args
+            start = clock.perf_counter()
+            jax.block_until_ready(program.run(*given))
+            if turn:
+                times[name].append(clock.perf_counter() - start)
+        spent = sum(map(sum, times.values()))
+        if turn >= _TOO_FEW_RUNS and spent > _ENOUGH_SECONDS * len(programs):
             break
-    return statistics.median(times)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def _fresh(leaf: Any) -> Any:

@@ -28,6 +28,7 @@ from ._linear import closed, same_type
 from ._loop import Inputs, Loop, inexact
 from ._rules import checkpointed_scan
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
+from ._tracing import is_array
 
 Carry = TypeVar("Carry")
 PyTree = Any
@@ -55,8 +56,10 @@ def scan(
     ``jax.jacfwd``, :func:`jax.linearize`, ``jax.hessian``, :func:`jax.vmap`,
     :func:`jax.jit`, :func:`jax.checkpoint`, ``jax.shard_map``. Derivatives of derivatives keep
     to the schedule too: a Hessian-vector product by forward over reverse,
-    ``jax.jvp(jax.grad(loss), ...)``, holds twice the states; reverse over forward and reverse over
-    reverse hold a few times as many. None of them falls back to storing every step.
+    ``jax.jvp(jax.grad(loss), ...)``, holds twice the states; reverse over forward and, with
+    ``Binomial``, reverse over reverse hold a few times as many. Reverse over reverse with
+    ``EveryStep`` or ``Nested`` tapes what the first reverse mode computed again, and so holds what
+    a schedule of one level less would.
 
     Args:
         f: The step, a function of ``(carry, x)`` that returns ``(carry, y)``. Carry, x and y are
@@ -112,7 +115,7 @@ def scan(
     schedule = _checked(schedule)
     if not callable(f):
         raise TypeError(f"rx.scan: f must be a function of (carry, x), not {f!r}.")
-    n = _length(xs, length)
+    n = steps_of(xs, length)
     eager = jax.config.jax_disable_jit  # type: ignore[attr-defined]
     if n is None or n == 0 or eager or isinstance(schedule, StoreAll):
         # Nothing to schedule; or an error that jax.lax.scan words best; or a person debugging, who
@@ -127,7 +130,7 @@ def scan(
 
         return lax.scan(every, init, xs, n, reverse, unroll)
 
-    step, traced, carry, (carry_tree, y_tree), outs = _flat_step(f, init, xs, n)
+    step, traced, carry, (carry_tree, y_tree), outs = flat_step(f, init, xs, n)
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(xs)]
     if isinstance(schedule, Nested):
         radices = schedule.blocks(n)
@@ -157,36 +160,36 @@ def _checked(schedule: Any) -> Schedule:
     )
 
 
-def _length(xs: PyTree, length: Any) -> int | None:
+def steps_of(xs: PyTree, length: Any, caller: str = "rx.scan") -> int | None:
     """Find the number of steps; ``None`` where it is traced, which ``jax.lax.scan`` refuses."""
     lengths = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(xs):
         name = "xs" + jax.tree_util.keystr(path)
         if not jnp.shape(leaf):
-            raise ValueError(f"rx.scan: {name} has no leading axis to scan over.")
+            raise ValueError(f"{caller}: {name} has no leading axis to scan over.")
         lengths[name] = jnp.shape(leaf)[0]
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {m}" for name, m in lengths.items())
-        raise ValueError(f"rx.scan: the leading axes of xs must have one length, but {listed}.")
+        raise ValueError(f"{caller}: the leading axes of xs must have one length, but {listed}.")
     if length is None:
         if not lengths:
-            raise ValueError("rx.scan: give length, as there are no xs to take it from.")
+            raise ValueError(f"{caller}: give length, as there are no xs to take it from.")
         return next(iter(lengths.values()))
     if isinstance(length, jax.core.Tracer):
         return None
     try:
         n = operator.index(length)
     except TypeError:
-        raise TypeError(f"rx.scan: length must be an integer, not {length!r}.") from None
+        raise TypeError(f"{caller}: length must be an integer, not {length!r}.") from None
     if n < 0:
-        raise ValueError(f"rx.scan: length must not be negative, but is {n}.")
+        raise ValueError(f"{caller}: length must not be negative, but is {n}.")
     for name, m in lengths.items():
         if m != n:
-            raise ValueError(f"rx.scan: length is {n}, but the leading axis of {name} has {m}.")
+            raise ValueError(f"{caller}: length is {n}, but the leading axis of {name} has {m}.")
     return n
 
 
-def _flat_step(f, init, xs, n):
+def flat_step(f, init, xs, n):
     """Trace the step, and restate it on flat lists of leaves.
 
     Returns:
@@ -225,6 +228,11 @@ def _flat_step(f, init, xs, n):
 
     def step(consts, carry, x):
         out = traced.call(consts, [*carry, *x])
+        # A step that returns a Python scalar, such as a flag it sets, returns it as it is.
+        out = [
+            leaf if is_array(leaf) else jnp.asarray(leaf, None if kind.weak_type else kind.dtype)
+            for leaf, kind in zip(out, traced.types, strict=True)
+        ]
         return out[:size], out[size:]
 
     return step, traced, leaves, trees, tuple(map(inexact, traced.types[size:]))

@@ -27,7 +27,7 @@ SPECIES = 10
 
 
 def workload(cells):
-    """A packed bed's worth of work: RK4 on cells x species, nonlinear, float64."""
+    """A packed bed's worth of work: RK4 on cells x species, float64, with a tape of 24 states."""
     import jax
     import jax.numpy as jnp
 
@@ -36,7 +36,7 @@ def workload(cells):
 
     def rate(c, k):
         moved = jnp.roll(c, 1, axis=0) - c
-        return 0.1 * moved + k * jnp.tanh(c @ exchange) * jnp.exp(-c) - 0.1 * c * c / (1 + c * c)
+        return 0.1 * moved + k * (c * c / (1 + c)) @ exchange - 0.1 * c * c
 
     def step(c, k):
         h = 1e-2
