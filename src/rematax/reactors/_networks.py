@@ -9,7 +9,9 @@ the reactions, species are produced at :math:`S r`. Whatever a vector :math:`w` 
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -185,13 +187,11 @@ class Network:
         self._fits("Network.production: rates", rates, len(self.stoichiometry[0]), "reactions")
         # Written out: networks are sparse, and a matrix product would be rounded coarsely on
         # accelerators, which breaks the mass balance.
-        nothing = jnp.zeros_like(rates[0])
-        return jnp.stack(
-            [
-                sum((moles * rates[j] for j, moles in enumerate(row) if moles), start=nothing)
-                for row in self.stoichiometry
-            ]
-        )
+        made = []
+        for row in self.stoichiometry:
+            terms = [moles * rates[j] for j, moles in enumerate(row) if moles]
+            made.append(functools.reduce(operator.add, terms or [jnp.zeros_like(rates[0])]))
+        return jnp.stack(made)
 
     def _fits(self, what: str, value: Any, count: int, axis: str) -> None:
         found = value.shape[:1] if hasattr(value, "shape") else (len(value),)
