@@ -61,6 +61,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Words of docstrings' type notes that are no Python names.
     ("py:class", r"optional|callable|array|pytree|scalar|dtype|.*\|.*"),
+    # The base class of the schedules, which is not public: see its four subclasses.
+    ("py:class", r"rematax\._schedules\.Schedule"),
 ]
 bibtex_bibfiles = ["references.bib"]
 bibtex_reference_style = "author_year"

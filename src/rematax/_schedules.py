@@ -124,8 +124,9 @@ class Nested(Schedule):
     ``a1 + .. + a(k-1)`` states and ``ak`` tapes. Two levels are the well-known "sqrt(n)" scheme.
     Any ``n`` is served: the last block of a level may be shorter, and no padding is evaluated.
 
-    Being made of ``jax.lax.scan`` and :func:`jax.checkpoint` alone, it works in every mode. A second
-    reverse mode tapes what the first computes again, and holds as much as one level less would.
+    Being made of ``jax.lax.scan`` and :func:`jax.checkpoint` alone, it works in every mode. A
+    second reverse mode tapes what the first computes again, and holds as much as one level less
+    would.
 
     Args:
         levels: Number of levels ``k``, at least 1; default 2. The radices are then as equal as
