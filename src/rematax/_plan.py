@@ -42,7 +42,7 @@ PyTree = Any
 _MOST_PROGRAMS = 6
 _PULLBACK = 2.0  # what a pullback costs, in steps, where nothing is known of the step
 _DOUBT = 1.5  # what is predicted to need more than this many times the memory is not compiled
-_HEAD = ("schedule", "states + tapes", "predicted", "measured", "runs/step", "time", "modes")
+_HEAD = ("schedule", "states + tapes", "predicted", "measured", "runs/step", "time", "kept in")
 _MODES = ("reverse", "forward", "forward over reverse", "reverse over reverse")
 
 
@@ -129,7 +129,7 @@ class Plan:
                 found,
                 f"{each.evaluations / max(self.length, 1):.2f}",
                 f"{each.time_ratio:.2f}x",
-                {_MODES: "all", _MODES[:-1]: "no grad of grad"}.get(each.modes, "none"),
+                {_MODES: "all", _MODES[:-1]: "not grad of grad"}.get(each.modes, "none"),
             )
 
     def __repr__(self) -> str:
