@@ -361,7 +361,7 @@ def test_it_is_shown_as_a_table():
     assert len(lines) == 3 + len(found.candidates)
     shown = found._repr_html_()
     assert shown.count("<tr>") == 1 + len(found.candidates)
-    assert f"<strong>{found.schedule}</strong>" in shown and found.line in shown
+    assert f">* {found.schedule}<" in shown and found.line in shown
     work = [c.evaluations for c in found.candidates]
     assert work == sorted(work)
 

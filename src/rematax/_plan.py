@@ -35,6 +35,7 @@ from ._measure import measure
 from ._scan import flat_step, scan, steps_of
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 from ._sizes import format_bytes, parse_bytes, tree_bytes
+from ._tables import table_html, table_text
 from ._tracing import hoisted, in_one_sentence, is_array, name_of
 
 PyTree = Any
@@ -42,7 +43,7 @@ PyTree = Any
 _MOST_PROGRAMS = 6
 _PULLBACK = 2.0  # what a pullback costs, in steps, where nothing is known of the step
 _DOUBT = 1.5  # what is predicted to need more than this many times the memory is not compiled
-_HEAD = ("schedule", "states + tapes", "predicted", "measured", "runs/step", "time", "kept in")
+_HEAD = ("  schedule", "states + tapes", "predicted", "measured", "runs/step", "time", "kept in")
 _MODES = ("reverse", "forward", "forward over reverse", "reverse over reverse")
 
 
@@ -81,7 +82,8 @@ class Candidate:
 class Plan:
     """Which schedule fits the memory, and what each would cost; made by :func:`plan`.
 
-    Shown as a table in a terminal and in a notebook, with the line to paste.
+    Shown as a table in a terminal and in a notebook, the chosen schedule marked by ``*``, with the
+    line to paste.
 
     Attributes:
         schedule: The schedule with the least work among those measured to fit.
@@ -123,7 +125,7 @@ class Plan:
                 within = each.measured_bytes <= self.memory_bytes
                 found = f"{format_bytes(each.measured_bytes)}, {'fits' if within else 'too much'}"
             yield (
-                repr(each.schedule),
+                f"{'*' if each.schedule == self.schedule else ' '} {each.schedule!r}",
                 f"{each.states} + {each.tapes}",
                 format_bytes(each.predicted_bytes),
                 found,
@@ -133,41 +135,11 @@ class Plan:
             )
 
     def __repr__(self) -> str:
-        rows: list[tuple[str, ...]] = [("", *_HEAD)]
-        for each, row in zip(self.candidates, self._table(), strict=True):
-            rows.append(("*" if each.schedule == self.schedule else "", *row))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        align = (
-            str.ljust,
-            str.ljust,
-            str.rjust,
-            str.rjust,
-            str.ljust,
-            str.rjust,
-            str.rjust,
-            str.ljust,
-        )
-        lines = [
-            "  ".join(
-                put(*cell) for put, cell in zip(align, zip(row, widths, strict=True), strict=True)
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self._summary(), *lines, self.line])
+        return "\n".join([self._summary(), table_text(_HEAD, self._table()), self.line])
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col">{cell}</th>' for cell in _HEAD)
-        body = ""
-        for each, row in zip(self.candidates, self._table(), strict=True):
-            name, *rest = map(html.escape, row)
-            if each.schedule == self.schedule:
-                name = f"<strong>{name}</strong>"
-            cells = "".join(f"<td>{cell}</td>" for cell in rest)
-            body += f'<tr><th scope="row">{name}</th>{cells}</tr>'
-        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-        caption = f"<caption>{html.escape(self._summary())}</caption>"
-        line = f"<pre><code>{html.escape(self.line)}</code></pre>"
-        return f'<table class="rx-table rx-plan">{caption}{table}</table>{line}'
+        table = table_html(self._summary(), _HEAD, self._table(), "plan")
+        return f"{table}<pre><code>{html.escape(self.line)}</code></pre>"
 
 
 def plan(
