@@ -120,7 +120,8 @@ def compiled(monkeypatch):
 def budgets(case, n):
     """Give budgets from what everything needs down to what hardly anything does."""
     state = sum(leaf.nbytes for leaf in jax.tree.leaves(case.init))
-    return [int(state * m) for m in (40 * n, 1.4 * n + 40, math.sqrt(n) + 60, 30)]
+    factors = sorted((40 * n, 1.4 * n + 40, math.sqrt(n) + 60, 30), reverse=True)
+    return [int(state * m) for m in factors]
 
 
 def check(case, n, memory, programs):

@@ -236,6 +236,27 @@ def test_custom_rules_in_the_step(schedule):
         )
 
 
+def test_second_derivatives_of_a_custom_vjp_need_nested_blocks():
+    sine = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+
+    def second(scan, **schedule):
+        def end(x):
+            return scan(lambda c, _: (sine(c), None), x, length=4, **schedule)[0]
+
+        return jax.jacfwd(jax.grad(end))(0.5), jax.grad(jax.grad(end))(0.5)
+
+    assert_trees_close(second(rx.scan, schedule=rx.Nested()), second(lax.scan))
+    with pytest.raises(TypeError, match="forward-mode"):
+        second(rx.scan)
+
+
+@pytest.mark.parametrize("xs", ["abc", ["abc"], np.array(["a", "b"])], ids=repr)
+def test_texts_are_no_xs(xs):
+    with pytest.raises(TypeError, match=r"^rx\.scan: xs.* must be an array, not "):
+        rx.scan(lambda c, x: (c, None), 1.0, xs)
+
+
 def sum_of(tree):
     """Add up all leaves."""
     return sum(leaf.sum() for leaf in jax.tree.leaves(tree))

@@ -274,3 +274,8 @@ def test_refusals(make, error, words):
     with pytest.raises(error, match=words) as info:
         make()
     assert "\n" not in str(info.value)
+
+
+def test_more_steps_than_the_table_can_number_are_refused():
+    with pytest.raises(ValueError, match="too many for its table"):
+        rx.Binomial(2).stops(2**31)

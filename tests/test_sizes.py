@@ -37,7 +37,20 @@ def test_parse(text, size):
 
 
 @pytest.mark.parametrize(
-    "text", ["lots", "", "MB", "3 parsecs", "1e3 MB", "nan", "inf GB", "3 MB 2"]
+    "text",
+    [
+        "lots",
+        "",
+        "MB",
+        "3 parsecs",
+        "1e3 MB",
+        "nan",
+        "inf GB",
+        "3 MB 2",
+        "1,5 MB",
+        "10,00 B",
+        "_ B",
+    ],
 )
 def test_text_that_is_no_size(text):
     with pytest.raises(ValueError, match=r"is not a memory size: write a number and a unit"):

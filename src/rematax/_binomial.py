@@ -67,6 +67,10 @@ def stops(n: int, s: int) -> npt.NDArray[np.int32]:
     Reversing ``m`` steps takes exactly ``m - 1`` stops, so that each part's place is known
     beforehand, and a part of a length and a number of slots that was met before is copied.
     """
+    if n > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"rx.Binomial: {n} steps are too many for its table of 32-bit positions; use rx.Nested."
+        )
     table = np.empty(max(n - 1, 0), np.int32)
     met: dict[tuple[int, int], tuple[int, int]] = {}
     parts = [(0, n, s, 0)]  # where in the table, steps, slots, first position

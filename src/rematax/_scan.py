@@ -28,7 +28,7 @@ from ._linear import closed, same_type
 from ._loop import Inputs, Loop, inexact
 from ._rules import checkpointed_scan
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
-from ._tracing import is_array
+from ._tracing import is_array, is_number
 
 Carry = TypeVar("Carry")
 PyTree = Any
@@ -59,7 +59,9 @@ def scan(
     ``jax.jvp(jax.grad(loss), ...)``, holds twice the states; reverse over forward and, with
     ``Binomial``, reverse over reverse hold a few times as many. Reverse over reverse with
     ``EveryStep`` or ``Nested`` tapes what the first reverse mode computed again, and so holds what
-    a schedule of one level less would.
+    a schedule of one level less would. A step with a :func:`jax.custom_vjp` has no second
+    derivatives with ``Binomial``, since those need its forward mode: JAX says so. Use ``Nested``
+    there, or a :func:`jax.custom_jvp`.
 
     Args:
         f: The step, a function of ``(carry, x)`` that returns ``(carry, y)``. Carry, x and y are
@@ -165,6 +167,9 @@ def steps_of(xs: PyTree, length: Any, caller: str = "rx.scan") -> int | None:
     lengths = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(xs):
         name = "xs" + jax.tree_util.keystr(path)
+        texts = getattr(getattr(leaf, "dtype", None), "kind", None) in ("U", "S")
+        if texts or not (is_array(leaf) or is_number(leaf)):
+            raise TypeError(f"{caller}: {name} must be an array, not {leaf!r:.40}.")
         if not jnp.shape(leaf):
             raise ValueError(f"{caller}: {name} has no leading axis to scan over.")
         lengths[name] = jnp.shape(leaf)[0]

@@ -19,7 +19,8 @@ _UNITS = {"B": 1} | {
     for infix, base in (("", 1000), ("i", 1024))
 }
 _BY_LOWER_CASE = {unit.lower(): size for unit, size in _UNITS.items()} | {"": 1, "bytes": 1}
-_SIZE = re.compile(r"([+-]?[\d_,]*\.?\d+)\s*([a-zA-Z]*)")
+# Commas only between thousands: "1,5 MB" must not come to be 15.
+_SIZE = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|[\d_]*)(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
 def parse_bytes(size: int | str) -> int:
@@ -45,7 +46,7 @@ def parse_bytes(size: int | str) -> int:
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size.strip())
-        if match is None or match[2].lower() not in _BY_LOWER_CASE:
+        if match is None or not match[1].strip("+-_") or match[2].lower() not in _BY_LOWER_CASE:
             raise ValueError(
                 f"{size!r} is not a memory size: write a number and a unit, such as '500 MB' or "
                 f"'2 GiB' (units: {', '.join(_UNITS)})."

@@ -143,3 +143,15 @@ def test_refuses_what_does_not_fit():
         SERIES.rates(c, jnp.array(1.0))
     with pytest.raises(ValueError, match="rates needs a first axis of the 2 reactions"):
         SERIES.production(c)
+
+
+def test_numbers_where_arrays_are_due_and_numbers_that_are_none():
+    network = reactors.Network(("A", "B"), [[-1], [1]])
+    for wrong in (lambda: network.rates(jnp.ones(2), 2.0), lambda: network.production(3.0)):
+        with pytest.raises(ValueError, match=r"needs a first axis of the 1 reactions.*it has none"):
+            wrong()
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be of finite numbers"):
+            reactors.Network(("A",), [[number]])
+        with pytest.raises(ValueError, match="must be of finite numbers"):
+            reactors.Network(("A",), [[-1]], orders=[[number]])

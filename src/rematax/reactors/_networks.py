@@ -194,7 +194,7 @@ class Network:
         return jnp.stack(made)
 
     def _fits(self, what: str, value: Any, count: int, axis: str) -> None:
-        found = value.shape[:1] if hasattr(value, "shape") else (len(value),)
+        found = (len(value),) if isinstance(value, list | tuple) else np.shape(value)[:1]
         if found != (count,):
             has = f"length {found[0]}" if found else "none"
             raise ValueError(
@@ -210,6 +210,8 @@ def _matrix(what: str, value: Any, species: int) -> np.ndarray:
         shape: Any = matrix.shape
     except ValueError:
         shape = "rows of different lengths"
+    if isinstance(shape, tuple) and not np.isfinite(matrix).all():
+        raise ValueError(f"reactors.Network: {what} must be of finite numbers.")
     if not isinstance(shape, tuple) or len(shape) != 2 or shape[0] != species or not shape[1]:
         found = f"shape {shape}" if isinstance(shape, tuple) else shape
         raise ValueError(
