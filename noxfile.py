@@ -46,7 +46,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Run all tests, the slow ones too, and again with JAX's coming rewrite of checkpoints."""
+    """Run all tests, the slow ones too, then with `jax_remat3`; arguments go to pytest."""
     _install(session, "tests/requirements.txt")
     session.run("python", "-m", "pytest", *session.posargs, env=_environment("cpu"))
     _pytest(session, "--ignore=tests/site", *session.posargs, JAX_REMAT3="1")

@@ -70,6 +70,11 @@ class Cost:
         held = self.temp_bytes + self.argument_bytes + self.output_bytes + self.constant_bytes
         return held - self.alias_bytes
 
+    @property
+    def working_bytes(self) -> int:
+        """Temporary and constant bytes: what is needed beside arguments and results."""
+        return self.temp_bytes + self.constant_bytes
+
     def _rows(self) -> Iterator[tuple[str, str]]:
         for name in ("temp", "argument", "output", "constant", "alias", "total"):
             size = getattr(self, f"{name}_bytes")
@@ -134,7 +139,7 @@ class Comparison(Mapping[str, Cost]):
 
     def bytes_ratio(self, name: str) -> float:
         """Temporary and constant bytes over those of the first; 1 where both need none."""
-        return _ratio(_working_bytes(self[name]), _working_bytes(self[self.base]))
+        return _ratio(self[name].working_bytes, self[self.base].working_bytes)
 
     def time_ratio(self, name: str) -> float | None:
         """Time of a run over that of the first, or ``None`` if times were not asked for."""
@@ -159,7 +164,7 @@ class Comparison(Mapping[str, Cost]):
             from matplotlib import pyplot
 
             ax = pyplot.gca()
-        sizes = [_working_bytes(cost) / 1e6 for cost in self.values()]
+        sizes = [cost.working_bytes / 1e6 for cost in self.values()]
         bars = ax.barh(list(self), sizes)
         ax.bar_label(bars, [format_bytes(round(size * 1e6)) for size in sizes], padding=4)
         ax.invert_yaxis()
@@ -196,7 +201,7 @@ class Comparison(Mapping[str, Cost]):
         head += ["products traced / lowered / compiled"] if counted else []
         body = []
         for name, cost in self.items():
-            row = [name, format_bytes(_working_bytes(cost)), f"{self.bytes_ratio(name):.3g}"]
+            row = [name, format_bytes(cost.working_bytes), f"{self.bytes_ratio(name):.3g}"]
             if timed:
                 row += [format_seconds(cost.seconds or 0.0), f"{self.time_ratio(name):.2f}"]
             if counted:
@@ -419,10 +424,6 @@ def _count_lowered(text: str) -> int:
         return len(_LOWERED.findall(body)) + sum(map(count, called))
 
     return count("main")
-
-
-def _working_bytes(cost: Cost) -> int:
-    return cost.temp_bytes + cost.constant_bytes
 
 
 def _ratio(a: int, b: int) -> float:

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ._inspect import list_residuals
+from ._loop import inexact
 from ._measure import measure
 from ._scan import flat_step, scan, steps_of
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
@@ -329,7 +329,7 @@ class _Gradient:
         stacked = [row.bytes for row in rows if row.kind == "intermediate" and row.length >= self.n]
         self.state_bytes = tree_bytes(self._inputs[1])
         self.tape_bytes = sum(stacked) // max(self.n, 1)
-        self._captured_bytes = tree_bytes(list(filter(_inexact, self._inputs[0])))
+        self._captured_bytes = tree_bytes(list(filter(inexact, self._inputs[0])))
         self._x_bytes = tree_bytes(self._inputs[2]) // max(self.n, 1)
         self._y_bytes = tree_bytes(self._outputs[1]) // max(self.n, 1)
         self._fixed_bytes = rows.extra_bytes - sum(stacked)
@@ -412,16 +412,15 @@ class _Gradient:
 
             def run(chosen):
                 new = iter(chosen)
-                mixed = [next(new) if _inexact(leaf) else leaf for leaf in leaves]
+                mixed = [next(new) if inexact(leaf) else leaf for leaf in leaves]
                 carry, ys = self._scan(schedule, *jax.tree.unflatten(tree, mixed))
-                return list(filter(_inexact, [*carry, *ys])), ys
+                return list(filter(inexact, [*carry, *ys])), ys
 
-            _, pullback, ys = jax.vjp(run, list(filter(_inexact, leaves)), has_aux=True)
+            _, pullback, ys = jax.vjp(run, list(filter(inexact, leaves)), has_aux=True)
             return ys, pullback(cotangents)
 
-        cotangents = list(filter(_inexact, jax.tree.leaves(self._outputs)))
-        cost = measure(gradient, self._inputs, cotangents)
-        return cost.temp_bytes + cost.constant_bytes
+        cotangents = list(filter(inexact, jax.tree.leaves(self._outputs)))
+        return measure(gradient, self._inputs, cotangents).working_bytes
 
 
 def _as_it_is(f, init, xs):
@@ -446,10 +445,6 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 def _same(leaf: Any, wanted: Any) -> bool:
     """Tell whether a leaf of the first carry can stand as it is: not promoted, not traced."""
     return is_array(leaf) and not _is_traced(leaf) and leaf.dtype == wanted.dtype
-
-
-def _inexact(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _written(schedule: Schedule) -> str:
