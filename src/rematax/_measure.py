@@ -72,7 +72,7 @@ class Cost:
 
     @property
     def working_bytes(self) -> int:
-        """Temporary and constant bytes: what is needed beside arguments and results."""
+        """Temporary and constant bytes, which are needed beside arguments and results."""
         return self.temp_bytes + self.constant_bytes
 
     def _rows(self) -> Iterator[tuple[str, str]]:
