@@ -56,8 +56,9 @@ def nightly(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Time the scan beside its peers, each in its own process; prints ratios."""
     _install(session, "tests/requirements.txt")
-    script = ROOT / "tests/benchmarks/bench_scan.py"
-    session.run("python", str(script), *session.posargs, env=_environment("cpu"))
+    session.run(
+        "python", "-m", "tests.benchmarks.bench_scan", *session.posargs, env=_environment("cpu")
+    )
 
 
 @nox.session

@@ -23,6 +23,7 @@ release = version
 os.environ.update(
     JUPYTER_PREFER_ENV_PATH="1",
     REMATAX_BOOK="build",  # every id once
+    REMATAX_DATA=str(HERE / "_data"),
     IPYTHONDIR=str(BUILD / "ipython"),
     MPLCONFIGDIR=str(BUILD / "matplotlib"),
     PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),

@@ -197,3 +197,17 @@ def test_table_escapes_and_has_headings(monkeypatch):
     assert "<caption>a &lt; b</caption>" in page and '<th scope="row">x &amp; y</th>' in page
     assert page.count('<th scope="col">') == 2 and "<td>1.5</td>" in page
     assert shown["text/plain"].splitlines()[1:] == ["name    MB", "x & y  1.5", "z       20"]
+
+
+def test_a_stored_run_is_read_from_the_folder_that_the_build_names(tmp_path, monkeypatch):
+    (tmp_path / "run.json").write_text('{"date": "2026-01-01", "machine": {}, "rows": [1.5]}')
+    monkeypatch.setenv("REMATAX_DATA", str(tmp_path))
+    assert book.stored("run")["rows"] == [1.5]
+
+
+def test_a_run_without_a_date_or_at_all_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text('{"machine": {}}')
+    with pytest.raises(ValueError, match="the stored run 'run' lacks date"):
+        book.stored("run", tmp_path)
+    with pytest.raises(FileNotFoundError, match="no stored run 'other' in"):
+        book.stored("other", tmp_path)

@@ -8,8 +8,8 @@ that glued output, so that the row travels with it through the execution cache. 
 
 :func:`record` glues without asserting (timings, names of what was found), :func:`belief` records
 what became of a belief of the field that a page put to the test, :func:`figure` shows a figure that
-is legible in light and dark and has alternative text, :func:`table` shows a table, and
-:func:`stamp` says what the page ran on.
+is legible in light and dark and has alternative text, :func:`table` shows a table, :func:`stored`
+reads a run that was too long for a page, and :func:`stamp` says what the page ran on.
 
 Outside a notebook kernel all of them check their arguments and show nothing.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import html
 import io
+import json
 import math
 import os
 import re
@@ -25,6 +26,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -36,7 +38,7 @@ from ._tables import table_html, table_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ClaimError", "belief", "claim", "figure", "record", "stamp", "table"]
+__all__ = ["ClaimError", "belief", "claim", "figure", "record", "stamp", "stored", "table"]
 
 VERDICTS = ("holds", "holds only if", "does not hold")
 
@@ -262,6 +264,42 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> N
             "text/plain": f"{caption}\n{table_text(head, cells)}",
         }
     )
+
+
+def stored(name: str, folder: str | Path | None = None) -> dict[str, Any]:
+    """Read a dated run: numbers that take too long, or another machine, to compute on a page.
+
+    Args:
+        name: The run is the file ``name.json``.
+        folder: Where it is. Default: what the variable ``REMATAX_DATA`` says, as it does while the
+            book is built; else ``../_data``, as seen from a page's own folder.
+
+    Returns:
+        The run. It has a ``"date"`` and a ``"machine"`` for the page to name, beside its numbers,
+        whose units are the run's own.
+
+    Raises:
+        FileNotFoundError: There is no such run.
+        ValueError: The run does not say when or where it was made.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from rematax.book import stored
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "run.json").write_text('{"date": "1992-01-01", "machine": "a VAX"}')
+        >>> stored("run", folder)["date"]
+        '1992-01-01'
+    """
+    path = Path(folder or os.environ.get("REMATAX_DATA", "../_data")) / f"{name}.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no stored run {name!r} in {path.parent}: see tests/benchmarks for how to "
+            "make one, or pass folder=."
+        )
+    run: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    if missing := {"date", "machine"} - run.keys():
+        raise ValueError(f"the stored run {name!r} lacks {', '.join(sorted(missing))}.")
+    return run
 
 
 def stamp() -> None:

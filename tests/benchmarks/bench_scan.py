@@ -1,138 +1,127 @@
 """Time and memory of gradients through a loop, side by side with the alternatives.
 
-Run it as a script; it is no test and asserts nothing::
+Run it as a module; it is no test and asserts nothing::
 
-    python tests/benchmarks/bench_scan.py [--rounds 7] [--cells 2000] [--only WORD] [--json FILE]
+    python -m tests.benchmarks.bench_scan [--rounds 7] [--only WORKLOAD] [--json FILE]
 
 Each contender lives in a process of its own, so that neither the allocator nor the compilation
 cache of one helps another. The processes run one at a time and take turns: a round is one timed
 call in each, so that a slow minute of the machine hits all of them. What is printed is the median
 over the rounds of the ratio to ``jax.lax.scan`` *in the same round*, its spread (10th and 90th
-percentile), and the temporary bytes that the compiler allocates.
+percentile), and the bytes that the compiler allocates: temporaries and constants, which hold a
+schedule's table.
+
+The *work bound* is what a gradient takes that does nothing but its runs of the step and its
+pullbacks: (evaluations - n) forward steps and n turns, each timed in the same round by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib.metadata
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-SNAPSHOTS = (5, 10, 30, 62)
-STEPS = 1024
-SPECIES = 10
+ROOT = Path(__file__).parents[2]
+PEERS = ("equinox", "diffrax")
+PARTS = ("forward", "turns")  # no gradients, but what the work bound is made of
+ROUNDS = {"tiny": 5, "scalar": 0.5}  # times as many, where one is short or long
 
-
-def workload(cells):
-    """A packed bed's worth of work: RK4 on cells x species, float64, with a tape of 24 states."""
-    import jax
-    import jax.numpy as jnp
-
-    exchange = jax.random.normal(jax.random.key(0), (SPECIES, SPECIES)) / SPECIES
-    first = 1.0 + 0.1 * jax.random.normal(jax.random.key(1), (cells, SPECIES))
-
-    def rate(c, k):
-        moved = jnp.roll(c, 1, axis=0) - c
-        return 0.1 * moved + k * (c * c / (1 + c)) @ exchange - 0.1 * c * c
-
-    def step(c, k):
-        h = 1e-2
-        k1 = rate(c, k)
-        k2 = rate(c + h / 2 * k1, k)
-        k3 = rate(c + h / 2 * k2, k)
-        k4 = rate(c + h * k3, k)
-        return c + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-
-    return step, first, jnp.float64(0.3)
-
-
-def loop(name):
-    """Give ``(step, first, k) -> last`` for a contender's name."""
-    import jax
-
-    kind, _, number = name.partition(" ")
-
-    def body(step, k):
-        return lambda c, _: (step(c, k), None)
-
-    if kind == "lax.scan":
-        return lambda step, c, k: jax.lax.scan(body(step, k), c, None, STEPS)[0]
-    if kind == "per-step":
-        return lambda step, c, k: jax.lax.scan(jax.checkpoint(body(step, k)), c, None, STEPS)[0]
-    if kind == "hand-written":
-
-        def nested(step, c, k):
-            leaf = jax.checkpoint(body(step, k), prevent_cse=False)
-
-            def block(c, _):
-                return jax.lax.scan(leaf, c, None, 32)
-
-            return jax.lax.scan(jax.checkpoint(block, prevent_cse=False), c, None, STEPS // 32)[0]
-
-        return nested
-    if kind == "equinox":
-        import equinox.internal as eqxi
-
-        def checkpointed(step, c, k):
-            _, last = eqxi.while_loop(
-                lambda s: s[0] < STEPS,
-                lambda s: (s[0] + 1, step(s[1], k)),
-                (0, c),
-                max_steps=STEPS,
-                kind="checkpointed",
-                checkpoints=int(number),
-            )
-            return last
-
-        return checkpointed
-
-    import rematax as rx
-
-    schedule = rx.Binomial(int(number))
-    return lambda step, c, k: rx.scan(body(step, k), c, None, STEPS, schedule=schedule)[0]
+# Snapshots are as many as bring nested schedules of the same line to the same bytes.
+CONTENDERS = {
+    "packed": """
+        lax.scan, per-step, nested 32 32, nested 16 8 8,
+        rx.scan step, rx.scan nested 32 32, rx.scan nested 16 8 8,
+        rx.scan 62, rx.scan 30, rx.scan 10, rx.scan 5,
+        equinox 62, equinox 30, equinox 10, equinox 5,
+        forward, turns""",
+    "tiny": "lax.scan, per-step, nested 32 32, rx.scan 62, equinox 62",
+    "matmul": """
+        lax.scan, per-step, nested 32 16, nested 8 8 8,
+        rx.scan 46, rx.scan 22, rx.scan 5,
+        equinox 46, equinox 22, equinox 5,
+        forward, turns""",
+    "scalar": """
+        lax.scan, per-step, nested 1000 1000, nested 100 100 100,
+        rx.scan, rx.scan 100, equinox 100""",
+    "tsit5": """
+        lax.scan, per-step, nested 40 25,
+        rx.scan, rx.scan 10, rx.scan 5,
+        recursive, recursive 10, recursive 5, direct""",
+}
+# One in ratio to the other, round by round.
+PAIRS = {
+    "packed": """
+        rx.scan 62 / nested 32 32, rx.scan 30 / nested 16 8 8,
+        rx.scan nested 32 32 / nested 32 32,
+        rx.scan 62 / equinox 62, rx.scan 30 / equinox 30,
+        rx.scan 10 / equinox 10, rx.scan 5 / equinox 5""",
+    "tiny": "rx.scan 62 / per-step, rx.scan 62 / equinox 62",
+    "matmul": """
+        rx.scan 46 / nested 32 16, rx.scan 22 / nested 8 8 8,
+        rx.scan 46 / equinox 46, rx.scan 22 / equinox 22, rx.scan 5 / equinox 5""",
+    "scalar": """
+        rx.scan / nested 1000 1000, rx.scan 100 / nested 100 100 100,
+        rx.scan 100 / equinox 100""",
+    "tsit5": "rx.scan / recursive, rx.scan 10 / recursive 10, rx.scan 5 / recursive 5",
+}
 
 
-def contend(name, cells):
+def listed(text):
+    """Take a list apart."""
+    return [" ".join(entry.split()) for entry in text.split(",")]
+
+
+def contend(name, workload):
     """Compile one contender; then time one call for every line on standard input."""
     import jax
 
+    import rematax as rx
+
+    from .contenders import evaluations, gradient
+    from .workloads import WORKLOADS
+
     jax.config.update("jax_enable_x64", True)
-    step, first, k = workload(cells)
-    run = loop(name)
-
-    def loss(c, k):
-        return (run(step, c, k) ** 2).sum()
-
+    work = WORKLOADS[workload]()
+    run = jax.jit(gradient(name, work))
     begin = time.perf_counter()
-    compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(first, k).compile()
+    compiled = run.lower(work.first, work.k).compile()
     seconds = time.perf_counter() - begin
-    value, (_, slope) = jax.block_until_ready(compiled(first, k))
+    cost = rx.measure(run, work.first, work.k)
+    value, (_, slope) = jax.block_until_ready(compiled(work.first, work.k))
     report = {
-        "temp": compiled.memory_analysis().temp_size_in_bytes,
+        "bytes": cost.working_bytes,
         "compile": seconds,
         "value": float(value),
-        "slope": float(slope),
-        "jax": jax.__version__,
+        "slope": float(slope.sum()),
+        "evaluations": evaluations(name, work.n),
+        "n": work.n,
+        "state": work.first.nbytes,
     }
     print(json.dumps(report), flush=True)
     for _ in sys.stdin:
         begin = time.perf_counter()
-        jax.block_until_ready(compiled(first, k))
+        jax.block_until_ready(compiled(work.first, work.k))
         print(time.perf_counter() - begin, flush=True)
 
 
 class Contender:
     """A process that compiles a contender and times it on demand."""
 
-    def __init__(self, name, cells):
+    def __init__(self, name, workload):
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--contend", name, "--cells", str(cells)],
+            [sys.executable, "-m", "tests.benchmarks.bench_scan", "--contend", name, workload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
         )
         self.report = json.loads(self.process.stdout.readline())
@@ -150,83 +139,137 @@ class Contender:
         self.process.wait()
 
 
-def ratios(times, reference):
-    """Give the median and the 10th and 90th percentile of the ratios round by round."""
-    all_ratios = [a / b for a, b in zip(times, reference, strict=True)]
-    deciles = statistics.quantiles(all_ratios, n=10, method="inclusive")
-    return statistics.median(all_ratios), deciles[0], deciles[-1]
-
-
-def compare(names, cells, rounds, reference):
-    """Run the contenders in turns and print their table."""
+def take_turns(names, workload, rounds):
+    """Start the contenders, let them take turns, and give their reports and times."""
     contenders = {}
     try:
         for name in names:
-            contenders[name] = Contender(name, cells)
-            seconds = contenders[name].report["compile"]
-            print(f"compiled {name} in {seconds:.2f} s", file=sys.stderr, flush=True)
+            contenders[name] = Contender(name, workload)
+            _say(f"{workload}: compiled {name} in {contenders[name].report['compile']:.2f} s")
         for turn in range(rounds + 1):
             begin = time.perf_counter()
             for contender in contenders.values():
                 contender.time()
-            seconds = time.perf_counter() - begin
-            print(f"round {turn} of {rounds}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            _say(f"{workload}: round {turn} of {rounds}: {time.perf_counter() - begin:.1f} s")
             if turn == 0:  # warm caches
                 for contender in contenders.values():
                     contender.times.clear()
     finally:
         for contender in contenders.values():
             contender.close()
-    base = contenders[reference]
-    print(f"\n{cells} cells x {SPECIES} species, n = {STEPS}, jax {base.report['jax']}")
-    print(f"{'gradient by':<16}{'temp MB':>9}{'/ ' + reference:>12}{'time':>8}  (10 %, 90 %)")
+    return {name: (c.report, c.times) for name, c in contenders.items()}
+
+
+def _say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
+def ratios(times, reference):
+    """Give the median, the 10th and the 90th percentile of the ratios round by round."""
+    all_ratios = [a / b for a, b in zip(times, reference, strict=True)]
+    deciles = statistics.quantiles(all_ratios, n=10, method="inclusive")
+    return [statistics.median(all_ratios), deciles[0], deciles[-1]]
+
+
+def work_bounds(found):
+    """Give the times, round by round, that the runs and pullbacks of each contender take alone."""
+    if "turns" not in found:
+        return {}
+    (report, forward), (_, turns) = found["forward"], found["turns"]
+    n = report["n"]
+    return {
+        name: [(E - n) / n * f + t for f, t in zip(forward, turns, strict=True)]
+        for name, (other, _) in found.items()
+        if (E := other["evaluations"])
+    }
+
+
+def summarise(workload, found):
+    """Turn reports and times into the rows that are printed and stored."""
+    base, base_times = found["lax.scan"]
+    for name, (report, _) in found.items():
+        if name not in PARTS:
+            for what in ("value", "slope"):
+                if not math.isclose(report[what], base[what], rel_tol=1e-4):
+                    raise AssertionError(f"{workload}: {name} has another {what} than lax.scan.")
+    bounds = work_bounds(found)
     rows = {}
-    for name, contender in contenders.items():
-        middle, low, high = ratios(contender.times, base.times)
-        temp = contender.report["temp"]
+    for name, (report, times) in found.items():
         rows[name] = {
-            **contender.report,
-            "time": middle,
-            "low": low,
-            "high": high,
-            "median seconds": statistics.median(contender.times),
+            "bytes": report["bytes"],
+            "compile": report["compile"],
+            "evaluations": report["evaluations"],
+            "seconds": statistics.median(times),
+            "time": ratios(times, base_times),
+            "bound": ratios(times, bounds[name])[0] if name in bounds else None,
         }
+    pairs = {}
+    for pair in listed(PAIRS[workload]):
+        ours, theirs = pair.split(" / ")
+        pairs[pair] = {
+            "bytes": rows[ours]["bytes"] / rows[theirs]["bytes"],
+            "time": ratios(found[ours][1], found[theirs][1]),
+        }
+    return {"n": base["n"], "state": base["state"], "rows": rows, "pairs": pairs}
+
+
+def show(workload, result):
+    """Print a workload's tables."""
+    base = result["rows"]["lax.scan"]
+    print(f"\n{workload}: n = {result['n']:,}, state {result['state']:,} B")
+    print(f"{'gradient by':<24}{'MB':>10}{'/ scan':>9}{'time':>8}  (10 %, 90 %)   compile  / bound")
+    for name, row in result["rows"].items():
+        middle, low, high = row["time"]
+        bound = f"{row['bound']:9.3f}" if row["bound"] else ""
         print(
-            f"{name:<16}{temp / 1e6:>9.2f}{temp / base.report['temp']:>12.5f}"
-            f"{middle:>8.3f}  ({low:.3f}, {high:.3f})  compile {contender.report['compile']:.2f} s"
+            f"{name:<24}{row['bytes'] / 1e6:>10.3f}{row['bytes'] / base['bytes']:>9.4f}"
+            f"{middle:>8.3f}  ({low:.3f}, {high:.3f}) {row['compile']:>7.2f} s{bound}"
         )
-    for s in SNAPSHOTS:
-        ours, theirs = f"rx.scan {s}", f"equinox {s}"
-        if ours in contenders and theirs in contenders:
-            middle, low, high = ratios(contenders[ours].times, contenders[theirs].times)
-            temp = contenders[ours].report["temp"] / contenders[theirs].report["temp"]
-            print(f"{ours} / {theirs}: time {middle:.3f} ({low:.3f}, {high:.3f}), bytes {temp:.3f}")
-    return rows
+    for pair, row in result["pairs"].items():
+        middle, low, high = row["time"]
+        print(f"{pair}: time {middle:.3f} ({low:.3f}, {high:.3f}), bytes {row['bytes']:.3f}")
+
+
+def machine():
+    """Describe what this ran on; no name of a host."""
+    import rematax as rx
+
+    backend = rx.describe_backend()
+    return {
+        "cpu": backend.cpu,
+        "cores": backend.cores,
+        "python": backend.python,
+        "jax": backend.jax,
+        "jaxlib": backend.jaxlib,
+        **{name: importlib.metadata.version(name) for name in PEERS},
+    }
 
 
 def main():
     """Read the arguments, run the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cells", type=int, default=2000)
-    parser.add_argument("--only", help="contenders whose name contains this word")
-    parser.add_argument("--json", help="file for the numbers")
-    parser.add_argument("--contend", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=CONTENDERS, help="one workload")
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    parser.add_argument("--contend", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contend:
-        return contend(options.contend, options.cells)
-    names = ["lax.scan", "per-step", "hand-written"]
-    names += [f"{kind} {s}" for s in SNAPSHOTS for kind in ("rx.scan", "equinox")]
-    if options.only:
-        names = ["lax.scan"] + [n for n in names[1:] if options.only in n]
-    results = {"packed": compare(names, options.cells, options.rounds, "lax.scan")}
-    tiny = [n for n in ("per-step", "lax.scan", "rx.scan 62", "equinox 62") if n in names]
-    if "per-step" in tiny:
-        results["tiny"] = compare(tiny, 10, 5 * options.rounds, "per-step")
+        contend(*options.contend)
+        return
+    results = {}
+    for workload in [options.only] if options.only else CONTENDERS:
+        rounds = max(2, round(options.rounds * ROUNDS.get(workload, 1)))
+        found = take_turns(listed(CONTENDERS[workload]), workload, rounds)
+        results[workload] = summarise(workload, found)
+        show(workload, results[workload])
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(results, file, indent=1)
-    return None
+        run = {
+            "date": datetime.date.today().isoformat(),
+            "machine": machine(),
+            "rounds": options.rounds,
+            "workloads": results,
+        }
+        options.json.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
