@@ -85,7 +85,7 @@ def contend(name, workload):
 
     import rematax as rx
 
-    from .contenders import evaluations, gradient
+    from .contenders import evaluations, gradient, label
     from .workloads import WORKLOADS
 
     jax.config.update("jax_enable_x64", True)
@@ -102,6 +102,7 @@ def contend(name, workload):
         "value": float(value),
         "slope": float(slope.sum()),
         "evaluations": evaluations(name, work.n),
+        "label": label(name),
         "n": work.n,
         "state": work.first.nbytes,
     }
@@ -196,6 +197,7 @@ def summarise(workload, found):
     rows = {}
     for name, (report, times) in found.items():
         rows[name] = {
+            "label": report["label"],
             "bytes": report["bytes"],
             "compile": report["compile"],
             "evaluations": report["evaluations"],

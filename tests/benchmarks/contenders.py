@@ -156,3 +156,27 @@ def evaluations(name, n):
     if kind == "rx.scan":
         return schedule(rest).evaluations(n)
     return None
+
+
+def label(name):
+    """Name a contender as a reader would."""
+    kind, *rest = name.split(" ")
+    numbers = " x ".join(rest)
+    match kind:
+        case "per-step":
+            return "jax.checkpoint on each step"
+        case "nested":
+            return f"nested by hand, {numbers}"
+        case "equinox":
+            return f"equinox, {numbers} checkpoints"
+        case "recursive":
+            return "diffrax, recursive" + (f", {numbers} checkpoints" if rest else "")
+        case "direct":
+            return "diffrax, direct"
+        case "rx.scan":
+            return f"rx.scan, {schedule(rest)}".replace("snapshots=", "")
+        case "forward":
+            return "the loop alone, no gradient"
+        case "turns":
+            return "taped steps and pullbacks alone"
+    return name
