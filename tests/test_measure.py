@@ -189,6 +189,21 @@ def test_loop_bodies_count_once():
     assert re.search(r"again: saves \d\d % of the bytes and has 1.33x the expensive", cost.verdict)
 
 
+def test_the_verdict_never_rounds_up_to_all_of_the_bytes():
+    def loss(x, schedule):
+        step = lambda x, _: (jnp.sin(jnp.sin(x)), None)
+        return rx.scan(step, x, length=20_000, schedule=schedule)[0].sum()
+
+    plain, nested = (
+        jax.grad(lambda x, s=s: loss(x, s)) for s in (rx.StoreAll(), rx.Nested(levels=3))
+    )
+    cost = rx.compare({"plain": plain, "nested": nested}, jnp.ones(100))
+    assert cost.bytes_ratio("nested") < 0.005
+    saved = float(re.search(r"saves ([\d.]+) %", cost.verdict)[1])
+    assert saved == pytest.approx(100 * (1 - cost.bytes_ratio("nested")), abs=0.1)
+    assert saved < 100
+
+
 def test_convolutions_are_counted():
     def conv(x, w):
         return jax.lax.conv(x, w, (1, 1), "SAME").sum()

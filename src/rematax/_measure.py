@@ -178,7 +178,9 @@ class Comparison(Mapping[str, Cost]):
         if 0.995 <= ratio <= 1.005:
             parts = ["needs the same bytes"]
         elif ratio < 1:
-            parts = [f"saves {100 * (1 - ratio):.0f} % of the bytes"]
+            saved = 100 * (1 - ratio)  # rounded down near the end, where 100 would be untrue
+            text = f"{saved:.0f}" if saved < 99.5 else f"{math.floor(10 * saved) / 10:g}"
+            parts = [f"saves {text} % of the bytes"]
         elif ratio == math.inf:
             parts = ["needs bytes where none were needed"]
         else:
