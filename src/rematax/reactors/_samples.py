@@ -32,8 +32,8 @@ def sample_steps(times: Any, dx: float) -> np.ndarray:
 
     Raises:
         TypeError: An argument is traced by JAX: the numbers of steps shape the program.
-        ValueError: There is no time; a time is negative or infinite, not later than the one before it, or no
-            multiple of the step; or the step is not positive.
+        ValueError: There is no time; a time is negative, infinite, not later than the one before
+            it, or no multiple of the step; or the step is not positive.
 
     Example:
         >>> from rematax import reactors
