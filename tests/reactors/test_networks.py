@@ -55,6 +55,15 @@ def test_production_is_the_matrix_product():
     np.testing.assert_allclose(network.production(rates), matrix @ np.asarray(rates), rtol=1e-6)
 
 
+def test_gradient_puts_the_state_together_at_once():
+    # A slice for each use would be transposed to a padding and a sum: slow to compile and to run.
+    def made(c, k):
+        return (SERIES.production(SERIES.rates(c, k)) ** 2).sum()
+
+    program = jax.make_jaxpr(jax.grad(made, argnums=(0, 1)))(jnp.ones(3), jnp.ones(2))
+    assert "pad[" not in str(program)
+
+
 @pytest.mark.parametrize("order", [0.3, 0.5, 1.5, 2.5])
 def test_fractional_orders_have_finite_gradients_at_zero(order, x64):
     network = reactors.Network(("A", "B"), [[-1], [1]], orders=[[order], [1]])

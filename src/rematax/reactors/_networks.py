@@ -18,7 +18,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from ._checks import refuse_negative
@@ -156,12 +156,12 @@ class Network:
         self._fits("Network.rates: the state", c, len(self.species), "species")
         self._fits("Network.rates: k", k, len(self.stoichiometry[0]), "reactions")
         refuse_negative("reactors.Network.rates: a rate constant", k)
-        rates = []
-        for j, column in enumerate(zip(*self.orders, strict=True)):
-            powers = [_power(c[i], order) for i, order in enumerate(column) if order]
-            rates.append(math.prod(powers, start=k[j]))  # type: ignore[index]
+        amounts, rates = _apart(c), []
+        for constant, column in zip(_apart(k), zip(*self.orders, strict=True), strict=True):
+            powers = [_power(amounts[i], order) for i, order in enumerate(column) if order]
+            rates.append(math.prod(powers, start=constant))
         # A reaction of order zero has a rate in every cell, too.
-        return jnp.stack(jnp.broadcast_arrays(*rates, c[0])[:-1])
+        return jnp.stack(jnp.broadcast_arrays(*rates, amounts[0])[:-1])
 
     def production(self, rates: Array) -> Array:
         r"""Compute how fast the reactions make each species: :math:`S r`.
@@ -187,10 +187,10 @@ class Network:
         self._fits("Network.production: rates", rates, len(self.stoichiometry[0]), "reactions")
         # Written out: networks are sparse, and a matrix product would be rounded coarsely on
         # accelerators, which breaks the mass balance.
-        made = []
+        made, each = [], _apart(rates)
         for row in self.stoichiometry:
-            terms = [moles * rates[j] for j, moles in enumerate(row) if moles]
-            made.append(functools.reduce(operator.add, terms or [jnp.zeros_like(rates[0])]))
+            terms = [moles * each[j] for j, moles in enumerate(row) if moles]
+            made.append(functools.reduce(operator.add, terms or [jnp.zeros_like(each[0])]))
         return jnp.stack(made)
 
     def _fits(self, what: str, value: Any, count: int, axis: str) -> None:
@@ -219,6 +219,18 @@ def _matrix(what: str, value: Any, species: int) -> np.ndarray:
             f"for each reaction, but has {found}."
         )
     return matrix
+
+
+def _apart(values: Any) -> Sequence[Any]:
+    """Take an array apart along its first axis, all at once.
+
+    The transpose of one split is one concatenation; that of many slices is as many paddings and
+    sums, which made gradients slow to compile and to run.
+    """
+    if isinstance(values, list | tuple):
+        return values
+    array = jnp.asarray(values)
+    return [jnp.squeeze(each, 0) for each in lax.split(array, [1] * len(array))]
 
 
 def _power(c: Array, order: float) -> Array:
