@@ -191,7 +191,9 @@ def test_loop_bodies_count_once():
 
 def test_the_verdict_never_rounds_up_to_all_of_the_bytes():
     def loss(x, schedule):
-        step = lambda x, _: (jnp.sin(jnp.sin(x)), None)
+        def step(x, _):
+            return jnp.sin(jnp.sin(x)), None
+
         return rx.scan(step, x, length=20_000, schedule=schedule)[0].sum()
 
     plain, nested = (
