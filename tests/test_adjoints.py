@@ -117,7 +117,7 @@ def test_with_little_memory_few_states_are_kept(few):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("solver", [diffrax.Euler(), diffrax.Tsit5(), diffrax.Kvaerno3()])
+@pytest.mark.parametrize("solver", [diffrax.Heun(), diffrax.Tsit5(), diffrax.Kvaerno3()])
 def test_it_fits_at_every_budget(solver, monkeypatch):
     programs = []
     monkeypatch.setattr(adjoints, "measure", lambda *a: programs.append(a) or rx.measure(*a))
@@ -126,7 +126,7 @@ def test_it_fits_at_every_budget(solver, monkeypatch):
         problem.advise(1)
     smallest = int(str(refusal.value).rpartition("memory=")[2].split(",")[0])
     chosen = []
-    for factor in (1, 1.3, 2, 4, 10, 1000):
+    for factor in (1, 1.5, 3, 1000):
         programs.clear()
         advice = check(problem, int(factor * smallest))
         assert len(programs) <= 5  # and the solve
@@ -357,7 +357,7 @@ def test_it_is_not_for_tracing():
     def loss(y0):
         return adjoints.advise(TERMS, diffrax.Euler(), 0.0, 5.0, 0.1, y0, 1.0, memory="1 MB")
 
-    with pytest.raises(TypeError, match=r"call it outside of jax\.jit"):
+    with pytest.raises(TypeError, match=r"needs values.*outside of jax\.jit"):
         jax.grad(loss)(jnp.ones(3))
 
 

@@ -47,7 +47,6 @@ from ._tables import table_html, table_text
 from ._tracing import is_array, is_number
 
 PyTree = Any
-Mode = Literal["reverse", "forward", "both"]
 
 __all__ = ["Advice", "Candidate", "advise"]
 
@@ -194,7 +193,7 @@ def advise(
     args: PyTree = None,
     *,
     memory: int | str,
-    mode: Mode = "reverse",
+    mode: Literal["reverse", "forward", "both"] = "reverse",
     saveat: Any = None,
     stepsize_controller: Any = None,
     max_steps: int = 4096,
@@ -243,10 +242,6 @@ def advise(
         ValueError: No adjoint fits; the message says which comes closest, and what it needs. Or the
             solve failed, stopped at ``max_steps``, or gave numbers that are not finite.
         ImportError: There is no diffrax.
-
-    Warning:
-        Under :func:`jax.vmap`, ``DirectAdjoint`` takes as many steps as ``max_steps`` allows,
-        rounded up to a power of 16, whatever was needed.
 
     References:
         P. Stumm and A. Walther (2010), "New Algorithms for Optimal Online Checkpointing", SIAM
@@ -379,7 +374,7 @@ class _Solve:
         squares, count = 0.0, 0
         for a, b, end in zip(*map(jax.tree.leaves, (self._start, back, self._end)), strict=True):
             a, b, end = map(np.asarray, (a, b, end))
-            tolerance = atol + rtol * max(abs(a).max(), abs(end).max())
+            tolerance = atol + rtol * max(abs(a).max(initial=0), abs(end).max(initial=0))
             missed = abs(b - a)
             # Nothing missed is no error even where the tolerance is nothing.
             squares += float(np.sum(np.square(missed[missed > 0] / tolerance)))
@@ -410,7 +405,7 @@ class _Solve:
 class _Gradients:
     """The gradients of a solve by several adjoints; compiles as few as it takes."""
 
-    def __init__(self, solve: _Solve, limit: int, mode: Mode) -> None:
+    def __init__(self, solve: _Solve, limit: int, mode: str) -> None:
         self._solve, self._limit, self._mode = solve, limit, mode
         dfx = _diffrax()
         self._recursive, self._direct = dfx.RecursiveCheckpointAdjoint, dfx.DirectAdjoint()
@@ -425,9 +420,9 @@ class _Gradients:
             untried = [a for a in untried if (self._predicted(a) or 0) <= self._limit]
             if not untried:
                 break
-            best = min(untried, key=self._evaluations)
-            if self._needs(best) <= self._limit:
-                return self._candidate(best)
+            cheapest = min(untried, key=self._evaluations)
+            if self._needs(cheapest) <= self._limit:
+                return self._candidate(cheapest)
         smallest = self._recursive(1) if self._mode == "reverse" else self._usual()[0]
         if self._needs(smallest) <= self._limit:
             return self._candidate(smallest)
@@ -567,17 +562,18 @@ def _check(terms: Any, solver: Any, saveat: Any, controller: Any, max_steps: Any
 
 
 def _check_values(y0: PyTree, others: PyTree) -> None:
-    """Refuse a state without numbers, and anything that is traced."""
+    """Refuse a state that is no array, and anything without a value."""
     for leaf in jax.tree.leaves(y0):
-        if isinstance(leaf, jax.ShapeDtypeStruct) or not (is_array(leaf) or is_number(leaf)):
+        if not (is_array(leaf) or is_number(leaf)):
             raise TypeError(
                 f"adjoints.advise: y0 must be a pytree of arrays, but has a {type(leaf).__name__}."
             )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((y0, others))):
-        raise TypeError(
-            "adjoints.advise: it runs the solve, so it needs values: call it outside of jax.jit, "
-            "jax.grad and jax.vmap."
-        )
+    for leaf in jax.tree.leaves((y0, others)):
+        if isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
+            raise TypeError(
+                "adjoints.advise runs the solve, so it needs values, not a "
+                f"{type(leaf).__name__}: call it outside of jax.jit, jax.grad and jax.vmap."
+            )
 
 
 def _inexact(leaf: Any) -> bool:
