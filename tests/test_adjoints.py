@@ -313,6 +313,16 @@ def test_it_reads_well(few):
     assert advice.line in shown and "solved backwards" in shown
 
 
+def test_evaluations():
+    assert adjoints.evaluations(0, 1) == 0
+    assert adjoints.evaluations(100, 1) == 100 + 100 * 101 // 2
+    for steps, checkpoints in ((-1, 3), (10, 0)):
+        with pytest.raises(ValueError, match=f"not {steps} and {checkpoints}"):
+            adjoints.evaluations(steps, checkpoints)
+    with pytest.raises(TypeError):
+        adjoints.evaluations(10, 2.0)
+
+
 def white_noise():
     path = diffrax.UnsafeBrownianPath((), jax.random.key(0))
     noise = diffrax.ControlTerm(lambda t, y, args: y, path)

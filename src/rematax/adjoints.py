@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import html
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,16 +40,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import _online
 from ._loop import inexact
 from ._measure import measure
-from ._online import best, enough, evaluations
 from ._sizes import format_bytes, parse_bytes, tree_bytes
 from ._tables import table_html, table_text
 from ._tracing import is_array, is_number
 
 PyTree = Any
 
-__all__ = ["Advice", "Candidate", "advise"]
+__all__ = ["Advice", "Candidate", "advise", "evaluations"]
 
 _MOST_PROGRAMS = 6  # the solve itself is one of them
 _SPARE = 1.5  # steps to allow for each step taken, where the solver chooses its steps
@@ -203,7 +204,8 @@ def advise(
     The solve runs once forwards, and once backwards from where it ended. Then its gradient with
     respect to ``y0`` and the arrays in ``args`` and ``terms`` is compiled, and not run, for a few
     adjoints: at most six programs in all, the solve being one. Of those whose temporary and
-    constant bytes are within ``memory``, the one that runs the fewest steps is chosen.
+    constant bytes are within ``memory``, the one under which a step runs least often is chosen.
+    That is counted and not timed: it leaves out what moving stored states costs.
 
     What any gradient needs whatever the adjoint is not part of ``memory``: the arguments, what
     ``saveat`` asks for, its cotangents, and the gradients. Arrays that the vector field closes over
@@ -294,6 +296,50 @@ def advise(
         line=f"adjoint={_written(chosen.adjoint)}, max_steps={chosen.max_steps}",
         backend=jax.default_backend(),
     )
+
+
+def evaluations(steps: int, checkpoints: int) -> int:
+    """Count how often a step runs in one value and gradient by ``RecursiveCheckpointAdjoint``.
+
+    Each step runs once on the way there and once on the way back; what is added are the steps that
+    lead there from a checkpoint. With as many checkpoints as steps each step runs twice. With
+    fewer, but with ``(checkpoints + 1) * (checkpoints + 2) > 2 * steps``, it runs three times at
+    most. Below that more checkpoints may cost *more* runs: which states to keep is decided on the
+    way, without knowing where the solve ends, and some numbers happen to suit the end better.
+
+    Args:
+        steps: Steps that the solver takes, accepted and rejected.
+        checkpoints: States that the adjoint keeps.
+
+    Returns:
+        Evaluations of the step, all steps together.
+
+    Raises:
+        TypeError: They are no whole numbers.
+        ValueError: There are fewer than no steps, or no checkpoint.
+
+    References:
+        P. Stumm and A. Walther (2010), "New Algorithms for Optimal Online Checkpointing", SIAM
+        Journal on Scientific Computing 32(2):836-854, algorithm 1.
+
+        Q. Wang, P. Moin and G. Iaccarino (2009), "Minimal Repetition Dynamic Checkpointing
+        Algorithm for Unsteady Adjoint Calculation", SIAM Journal on Scientific Computing
+        31(4):2549-2567.
+
+    Example:
+        >>> from rematax import adjoints
+        >>> adjoints.evaluations(1000, 1000)
+        2000
+        >>> adjoints.evaluations(1000, 31) < adjoints.evaluations(1000, 42)
+        True
+    """
+    steps, checkpoints = operator.index(steps), operator.index(checkpoints)
+    if steps < 0 or checkpoints < 1:
+        raise ValueError(
+            "adjoints.evaluations: there must be no fewer than 0 steps and 1 checkpoint, not "
+            f"{steps} and {checkpoints}."
+        )
+    return _online.evaluations(steps, checkpoints)
 
 
 class _Solve:
@@ -449,7 +495,7 @@ class _Gradients:
             return [self._forward if self._mode == "forward" else self._direct]
         allowed = self._solve.allowed
         # A state of each step; and as many as it takes to run none more than three times.
-        every, few = self._recursive(allowed), self._recursive(enough(allowed))
+        every, few = self._recursive(allowed), self._recursive(_online.enough(allowed))
         return [every, few, self._direct]
 
     def _possible(self) -> list[Any]:
@@ -460,23 +506,23 @@ class _Gradients:
         most = min(
             (self._limit - self._work_bytes) // kept,
             int(0.98 * self._limit) // (kept + copied),
-            enough(self._solve.allowed) - 1,
+            _online.enough(self._solve.allowed) - 1,
             *(a.checkpoints - 1 for a in self._measured if a != self._direct),
         )
         if most < 1:
             return self._usual()
-        return [*self._usual(), self._recursive(best(self._solve.steps, most))]
+        return [*self._usual(), self._recursive(_online.best(self._solve.steps, most))]
 
     def _checkpoints(self, adjoint: Any, max_steps: int) -> int | None:
         if not isinstance(adjoint, self._recursive):
             return None
-        return min(adjoint.checkpoints or enough(max_steps), max_steps)
+        return min(adjoint.checkpoints or _online.enough(max_steps), max_steps)
 
     def _evaluations(self, adjoint: Any, max_steps: int | None = None) -> int:
         n, max_steps = self._solve.steps, max_steps or self._solve.allowed
         checkpoints = self._checkpoints(adjoint, max_steps)
         if checkpoints:
-            return evaluations(n, checkpoints)
+            return _online.evaluations(n, checkpoints)
         if adjoint == self._forward:
             return n
         return n * max(math.ceil(math.log(max_steps, 16)), 1)  # as equinox's bounded loop has it
