@@ -208,8 +208,8 @@ def advise(
     That is counted and not timed: it leaves out what moving stored states costs.
 
     What any gradient needs whatever the adjoint is not part of ``memory``: the arguments, what
-    ``saveat`` asks for, its cotangents, and the gradients. Arrays that the vector field closes over
-    count as constants.
+    ``saveat`` asks for, and the gradients. Arrays that the vector field closes over count as
+    constants. Working on what ``SaveAt(steps=True)`` or ``dense=True`` reserve takes memory, too.
 
     The advised ``max_steps`` is half as many again as the steps that were taken, accepted and
     rejected, because parameters on the way of an optimiser may need more; for steps of fixed length
