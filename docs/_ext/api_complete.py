@@ -8,6 +8,7 @@ import sphinx.util.logging
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+import rematax.adjoints
 import rematax.book
 import rematax.reactors
 
@@ -18,7 +19,7 @@ def public_names() -> set[str]:
     """Return the full names of what ``import rematax as rx`` offers, and of its public modules."""
     names = {name for name, value in vars(rematax).items() if not inspect.ismodule(value)}
     public = {f"rematax.{name}" for name in names if not name.startswith("_")}
-    for module in (rematax.book, rematax.reactors):
+    for module in (rematax.adjoints, rematax.book, rematax.reactors):
         public |= {f"{module.__name__}.{name}" for name in module.__all__}
     return public
 
