@@ -160,6 +160,7 @@ def test_in_a_kernel():
     assert "Straight &amp; &quot;true&quot;." in svg and "a &lt; b" in svg
     assert "var(--rx-c0, #1f77b4)" in svg and "currentColor" in svg
     assert "#000000" not in svg and "Date" not in svg
+    assert not re.search(r"<[^>]*\d\.\d{3}", svg.split("</desc>")[1])  # no digits beyond a screen's
     assert output.data["image/png"] and output.data["text/plain"].startswith("A line")
 
     value, card = belief

@@ -46,6 +46,8 @@ VERDICTS = ("holds", "holds only if", "does not hold")
 _GLUED = "application/papermill.record/"
 _ID = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
 
+_LONG = re.compile(r"-?\b\d+\.\d{3,}\b")  # a number with more than two decimals
+
 # id -> the run of a cell that used it last
 _used: dict[str, int] = {}
 
@@ -354,6 +356,8 @@ def _themed_svg(fig: Figure, alt: str) -> str:
     )
     body = svg[svg.index(head) + len(head) :]
     body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # Hundredths of a point are finer than any screen; the other digits are a tenth of a page.
+    body = re.sub(r"<[^>]*>", lambda tag: _LONG.sub(lambda m: f"{float(m[0]):.2f}", tag[0]), body)
     # Matplotlib names its fallback fonts one by one; the page's own font is the better choice.
     body = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", body)
     return opened + re.sub(r"#[0-9a-f]{6}\b", lambda m: _COLOURS.get(m[0], m[0]), body)
