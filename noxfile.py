@@ -28,6 +28,9 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 # Device files of the accelerators' drivers: without one, a lock of gigabytes need not be installed.
 DRIVERS = {"gpu": ("/dev/nvidia*", "/dev/dxg"), "tpu": ("/dev/accel*", "/dev/vfio/*")}
 
+# Tests take all cores; one that is done early takes over from the others.
+WORKERS = ("--numprocesses=auto", "--dist=worksteal")
+
 
 @nox.session
 def docs(session: nox.Session) -> None:
@@ -48,7 +51,7 @@ def tests(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run all tests, the slow ones too, then with `jax_remat3`; arguments go to pytest."""
     _install(session, "tests/requirements.txt")
-    session.run("python", "-m", "pytest", *session.posargs, env=_environment("cpu"))
+    session.run("python", "-m", "pytest", *WORKERS, *session.posargs, env=_environment("cpu"))
     _pytest(session, "--ignore=tests/site", *session.posargs, JAX_REMAT3="1")
 
 
@@ -142,8 +145,8 @@ def _install(session: nox.Session, lock: str) -> None:
 
 
 def _pytest(session: nox.Session, *arguments: str, **variables: str) -> None:
-    """Run the tests that run on every change."""
-    command = ("python", "-m", "pytest", "-m", "not nightly")
+    """Run the tests that run on every change, on all cores."""
+    command = ("python", "-m", "pytest", "-m", "not nightly", *WORKERS)
     session.run(*command, *arguments, env=_environment("cpu") | variables)
 
 
