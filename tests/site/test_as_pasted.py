@@ -12,7 +12,7 @@ from .conftest import ROOT
 
 FOLDERS = ("", "learn", "apply", "recipes", "troubleshooting")
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / "docs" / folder).glob("*.md"))
-MAY_IMPORT = {"jax", "numpy", "matplotlib", "optax", "diffrax", "rematax", "scipy"}
+MAY_IMPORT = {"jax", "numpy", "matplotlib", "optax", "diffrax", "optimistix", "rematax", "scipy"}
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 
 
