@@ -168,10 +168,12 @@ def _run_inlined(program: Any, args: list[Any]) -> list[Any]:
 def captured_arrays(closed: Any) -> dict[int, Any]:
     """Return the arrays that a traced program closes over, at any depth, by identity.
 
-    They are constants of a jaxpr or, under some settings of JAX, literals in its equations.
+    They are constants of a jaxpr or, under some settings of JAX, literals in its equations. What an
+    inner program takes from the one around it, while that is traced, is computed and no constant.
     """
     jaxpr = getattr(closed, "jaxpr", closed)
-    found = {id(c): c for c in getattr(closed, "consts", ()) if is_array(c)}
+    constants = [c for c in getattr(closed, "consts", ()) if not isinstance(c, jax.core.Tracer)]
+    found = {id(c): c for c in constants if is_array(c)}
     for eqn in jaxpr.eqns:
         values = (atom.val for atom in eqn.invars if is_literal(atom))
         found |= {id(v): v for v in values if getattr(v, "shape", ())}
