@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -137,6 +138,25 @@ def test_vmap_and_jit_in_every_order(schedule, axes):
     pairs = zip(orders(with_schedule(schedule)), orders(lax.scan), strict=True)
     for ours, theirs in pairs:
         assert_trees_close(ours(*x), theirs(*x), rtol=1e-9, atol=1e-11)
+
+
+@every_schedule
+def test_numpy_arrays_under_vmap_inside_jit(schedule):
+    w, c, xs = map(np.asarray, batched((0, 0, 1)))
+    xs = xs.T
+
+    def modes(scan):
+        f = loss(scan)
+        over = lambda g: jax.jit(lambda t: jax.tree.map(t.__mul__, jax.vmap(g)(w, c, xs)))  # noqa: E731
+        yield over(f)
+        yield over(jax.grad(f, ALL))
+        yield over(lambda *x: jax.jvp(f, x, x))
+        yield over(lambda *x: jax.jvp(jax.grad(f), x, x))
+        yield over(lambda *x: jax.vjp(jax.grad(f), *x)[1](x[0]))
+
+    for ours, theirs in zip(modes(with_schedule(schedule)), modes(lax.scan), strict=True):
+        t = jnp.array(2.0)
+        assert_trees_close(ours(t), theirs(t), rtol=1e-9, atol=1e-11)
 
 
 def test_linear_transpose_of_a_pullback():

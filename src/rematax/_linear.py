@@ -19,7 +19,8 @@ What a primitive has to answer for, and how it is answered here:
 JAX's own ``jax.custom_derivatives.linear_call`` has no rule for differentiation with respect to
 the residuals, which is what Hessians need.
 
-The other extension points used are :func:`closed`, the program of a function with its closed-over
+The other extension points used are :func:`as_array`, which gets NumPy arrays under ``jax.vmap``
+into shape for ``jax.custom_jvp``, :func:`closed`, the program of a function with its closed-over
 values as explicit arguments (JAX's public closure conversion hoists only some of them), the
 reading of a program in :func:`dependent`, and the comparison of abstract values in
 :func:`same_type`.
@@ -37,6 +38,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
@@ -182,6 +184,19 @@ mlir.register_lowering(_linear_p, mlir.lower_fun(_evaluate, multiple_results=Tru
 ad.primitive_transposes[_linear_p] = _transpose
 ad.primitive_jvps[_linear_p] = _jvp
 batching.fancy_primitive_batchers[_linear_p] = _batch
+
+
+def as_array(x: Any) -> Any:
+    """Make an array of a Python scalar; and of a NumPy array that :func:`jax.vmap` hides.
+
+    ``jax.custom_jvp`` hands on what is batched as it is, and newer JAX (seen in 0.10 and 0.12)
+    refuses a NumPy array there. An operation on it, here a copy, gets it into the program.
+    """
+    x = jnp.asarray(x)
+    inner: Any = x
+    while hasattr(inner, "batch_dim"):
+        inner = inner.val
+    return x if isinstance(inner, jax.Array) else jnp.copy(x)
 
 
 class Closed(NamedTuple):

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from ._linear import NO_COTANGENT, linear_call
+from ._linear import NO_COTANGENT, as_array, linear_call
 from ._loop import Inputs, Leaves, Loop, Outputs, doubled, inexact, pick, put, varying
 from ._reverse import forward_sweep, plain_scan, reverse_sweep
 
@@ -64,12 +64,12 @@ def checkpointed_scan(loop: Loop, inputs: Inputs, unrepeatable: tuple[str, ...] 
                 "ordered=False, carry the array instead of mutating it, or use rx.StoreAll()."
             )
         (inputs,), (tangents,) = primals, tangents
-        inputs = jax.tree.map(jnp.asarray, inputs)  # JAX may hand over Python scalars
+        inputs = jax.tree.map(as_array, inputs)  # JAX may hand over Python scalars
         outputs, snapshots = _swept(loop, inputs)
         return outputs, _pushed(loop, inputs, tangents, outputs, snapshots)[0]
 
     run.defjvp(rule, symbolic_zeros=True)
-    return run(inputs)
+    return run(jax.tree.map(as_array, inputs))
 
 
 def _swept(loop: Loop, inputs: Inputs) -> tuple[Outputs, Leaves]:
@@ -81,7 +81,7 @@ def _swept(loop: Loop, inputs: Inputs) -> tuple[Outputs, Leaves]:
 
     def rule(primals, tangents):
         (inputs,), (tangents,) = primals, tangents
-        inputs = jax.tree.map(jnp.asarray, inputs)  # JAX may hand over Python scalars
+        inputs = jax.tree.map(as_array, inputs)  # JAX may hand over Python scalars
         outputs, snapshots = _swept(loop, inputs)
         return (outputs, snapshots), _pushed(loop, inputs, tangents, outputs, snapshots)
 
@@ -111,7 +111,7 @@ def _reversed(
         )
 
     run.defjvp(rule, symbolic_zeros=True)
-    return run(inputs, snapshots, cotangents)
+    return run(*jax.tree.map(as_array, (inputs, snapshots, cotangents)))
 
 
 def _tangent_map(
