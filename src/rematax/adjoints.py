@@ -205,6 +205,8 @@ def advise(
     respect to ``y0`` and the arrays in ``args`` and ``terms`` is compiled, and not run, for a few
     adjoints: at most six programs in all, the solve being one. Of those whose temporary and
     constant bytes are within ``memory``, the one under which a step runs least often is chosen.
+    Checkpoints are tried for all steps, and else as many as make none run more than three times,
+    or fewer: between the two, each checkpoint takes memory and saves little.
     That is counted and not timed: it leaves out what moving stored states costs.
 
     What any gradient needs whatever the adjoint is not part of ``memory``: the arguments, what

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from rematax import reactors
 
+AB = ("A", "B")
+
 SERIES = reactors.Network(("A", "B", "C"), [[-1, 0], [1, -1], [0, 1]])
 
 
@@ -50,7 +52,7 @@ def test_cells_and_rate_constants_of_each_cell():
 def test_production_is_the_matrix_product():
     key = jax.random.key(0)
     matrix = np.array([[-1, 0, 2], [1, -1, 0], [0, 0, 0], [0, 1, -1]], np.float32)
-    network = reactors.Network("ABCD", matrix)
+    network = reactors.Network(tuple("ABCD"), matrix)
     rates = jax.random.normal(key, (3, 5))
     np.testing.assert_allclose(network.production(rates), matrix @ np.asarray(rates), rtol=1e-6)
 
@@ -99,7 +101,7 @@ def weighed_networks(draw):
     reactions = len(columns)
     row = st.lists(st.sampled_from([0, 0, 1, 2, 0.5]), min_size=reactions, max_size=reactions)
     orders = draw(st.lists(row, min_size=species, max_size=species))
-    network = reactors.Network("ABCDE"[:species], np.transpose(columns), orders)
+    network = reactors.Network(tuple("ABCDE")[:species], np.transpose(columns), orders)
     concentrations = draw(st.lists(st.floats(0, 2), min_size=species, max_size=species))
     return network, np.array(masses, float), np.array(concentrations)
 
@@ -121,12 +123,12 @@ def test_mass_is_conserved(drawn, stepper):
     ("arguments", "sentence"),
     [
         ((("A", "B", "A"), [[1], [1], [1]]), "'A' is named twice"),
-        (("AB", [[-1, 1, 0]]), r"row for each of the 2 species .* has shape \(1, 3\)"),
-        (("AB", [-1, 1]), r"has shape \(2,\)"),
-        (("AB", [[-1], [1, 2]]), "rows of different lengths"),
-        (("AB", [[], []]), r"a column for each reaction, but has shape \(2, 0\)"),
-        (("AB", [[-1], [1]], [[1, 0], [0, 1]]), r"must have the shape .* \(2, 1\), not \(2, 2\)"),
-        (("AB", [[-1], [1]], [[-1], [0]]), "order of a reaction must not be negative, not -1"),
+        ((AB, [[-1, 1, 0]]), r"row for each of the 2 species .* has shape \(1, 3\)"),
+        ((AB, [-1, 1]), r"has shape \(2,\)"),
+        ((AB, [[-1], [1, 2]]), "rows of different lengths"),
+        ((AB, [[], []]), r"a column for each reaction, but has shape \(2, 0\)"),
+        ((AB, [[-1], [1]], [[1, 0], [0, 1]]), r"must have the shape .* \(2, 1\), not \(2, 2\)"),
+        ((AB, [[-1], [1]], [[-1], [0]]), "order of a reaction must not be negative, not -1"),
     ],
 )
 def test_refuses_a_network_that_is_none(arguments, sentence):
@@ -164,3 +166,10 @@ def test_numbers_where_arrays_are_due_and_numbers_that_are_none():
             reactors.Network(("A",), [[number]])
         with pytest.raises(ValueError, match="must be of finite numbers"):
             reactors.Network(("A",), [[-1]], orders=[[number]])
+
+
+def test_names_are_wanted_as_names():
+    with pytest.raises(TypeError, match="species must be a list of names, not the text 'AB'"):
+        reactors.Network("AB", [[-1], [1]])
+    with pytest.raises(TypeError, match=r"by name, such as \{'A': 1.0\}, not a list"):
+        reactors.Network(("A", "B"), [[-1], [1]]).feed([1.0, 2.0])

@@ -40,6 +40,7 @@ class Network:
             matrix holds only the difference.
 
     Raises:
+        TypeError: The species are one text and no list of names.
         ValueError: A species is named twice, a matrix has the wrong shape, or an order is negative.
 
     Example:
@@ -59,6 +60,10 @@ class Network:
     orders: Matrix | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.species, str):
+            raise TypeError(
+                f"reactors.Network: species must be a list of names, not the text {self.species!r}."
+            )
         species = tuple(self.species)
         twice = sorted({name for name in species if species.count(name) > 1})
         if twice:
@@ -101,6 +106,7 @@ class Network:
             The state, shape ``(species, *cells)``, in that unit.
 
         Raises:
+            TypeError: The concentrations do not come by name.
             ValueError: A name is not a species of the network, or a concentration is negative.
 
         Example:
@@ -109,6 +115,11 @@ class Network:
             >>> network.feed({"A": [1.0, 2.0]}).shape
             (2, 2)
         """
+        if not isinstance(concentrations, Mapping):
+            raise TypeError(
+                "reactors.Network.feed: give concentrations by name, such as "
+                f"{{{self.species[0]!r}: 1.0}}, not a {type(concentrations).__name__}."
+            )
         for name, value in concentrations.items():
             if name not in self.species:
                 raise ValueError(
