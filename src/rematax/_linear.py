@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
@@ -46,6 +47,8 @@ PyTree = Any
 
 NO_COTANGENT = object()
 """What a ``transpose`` returns for an operand that receives no cotangent."""
+
+_PLAIN = (bool, int, float, complex, np.generic, np.ndarray)  # numbers that are not JAX's
 
 _linear_p = Primitive("rematax_linear")
 _linear_p.multiple_results = True
@@ -192,11 +195,12 @@ def as_array(x: Any) -> Any:
     ``jax.custom_jvp`` hands on what is batched as it is, and newer JAX (seen in 0.10 and 0.12)
     refuses a NumPy array there. An operation on it, here a copy, gets it into the program.
     """
-    x = jnp.asarray(x)
-    inner: Any = x
+    if isinstance(x, _PLAIN):
+        return jnp.asarray(x)
+    inner = x
     while hasattr(inner, "batch_dim"):
         inner = inner.val
-    return x if isinstance(inner, jax.Array) else jnp.copy(x)
+    return jnp.copy(x) if isinstance(inner, _PLAIN) else x
 
 
 class Closed(NamedTuple):
