@@ -8,6 +8,7 @@ MyST-NB writes out holds its outputs when they came from the cache, too.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from datetime import datetime
@@ -24,6 +25,7 @@ from myst_nb.sphinx_ import NbMetadataCollector
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from traitlets.config import Config
 
 from . import cache_key
 from .progress import Progress, table
@@ -111,11 +113,23 @@ class BookClient(NotebookClientBase):
                 on_cell_start=begin,
                 on_cell_executed=end,
                 extra_arguments=["--log-level=40"],  # errors; the kernel's warnings are not ours
+                config=_sockets(folder),
             )
         if result.err is None:
             return result.time, None
         where = f"{page}, cell {len(started)} (line {started[-1] if started else 1})"
         return result.time, f"{where}: {_reason(result.err, self.nb_config.execution_timeout)}"
+
+
+def _sockets(folder: str) -> Config:
+    """Let a kernel talk through sockets in its folder, where the system has such.
+
+    Otherwise it gets ports that were free a moment ago, and two kernels that start at once may
+    well get the same.
+    """
+    if os.name != "posix":
+        return Config()
+    return Config(KernelManager={"transport": "ipc", "ip": f"{folder}/kernel"})
 
 
 def _reason(error: CellExecutionError | CellTimeoutError, timeout: int) -> str:

@@ -99,7 +99,7 @@ def _reversed(
         return reverse_sweep(loop, wanted, inputs, snapshots, cotangents)
 
     def rule(primals, tangents):
-        inputs, snapshots, cotangents = primals
+        primals = inputs, snapshots, cotangents = jax.tree.map(as_array, primals)
         directions, along = _perturbed(loop, inputs, tangents[0])
         d_snapshots = _written(
             *(_where(part, directions.carry) for part in (tangents[1], snapshots))
