@@ -27,7 +27,7 @@ def test_order_of_convergence(stepper, order, x64):
 
 
 def test_rk4_meets_an_adaptive_integrator_on_a_nonlinear_network(x64):
-    network = reactors.Network("ABCD", [[-1, 0], [-1, 1], [1, -2], [0, 1]])
+    network = reactors.Network(tuple("ABCD"), [[-1, 0], [-1, 1], [1, -2], [0, 1]])
     c0 = network.feed({"A": 1.0, "B": 0.7})
     k = jnp.array([2.0, 0.8])
 
