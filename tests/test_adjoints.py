@@ -138,7 +138,10 @@ def test_it_fits_at_every_budget(solver, monkeypatch):
         chosen.append(advice.chosen)
     work = [c.evaluations for c in chosen]
     assert work == sorted(work, reverse=True)
-    assert chosen[0].checkpoints == 1
+    assert chosen[0].measured_bytes <= smallest
+    if not isinstance(solver, diffrax.AbstractImplicitSolver):
+        # An implicit solver's matrix outweighs all checkpoints, so more of them may fit as well.
+        assert chosen[0].checkpoints == 1
 
 
 @pytest.mark.nightly
