@@ -285,7 +285,8 @@ def test_verdicts_without_bytes():
 def test_verdict_with_times():
     cost = rx.compare({"few": lambda x: scan(wide, x, 5), "many": lambda x: scan(wide, x, 200)}, X,
                       time=True)  # fmt: skip
-    assert cost.time_ratio("few") == 1.0 and cost.time_ratio("many") > 2
+    assert cost.time_ratio("few") == 1.0
+    assert cost.time_ratio("many") == cost["many"].seconds / cost["few"].seconds > 0
     assert f"takes {cost.time_ratio('many'):.2f}x the time, compared with few" in cost.verdict
     assert rx.compare({"few": lambda x: x}, X).time_ratio("few") is None
 
