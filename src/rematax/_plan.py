@@ -34,7 +34,7 @@ from ._loop import inexact
 from ._measure import measure
 from ._scan import flat_step, scan, steps_of
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
-from ._sizes import format_bytes, parse_bytes, tree_bytes
+from ._sizes import format_bytes, format_fit, parse_limit, tree_bytes
 from ._tables import table_html, table_text
 from ._tracing import hoisted, in_one_sentence, is_array, name_of
 
@@ -120,15 +120,11 @@ class Plan:
 
     def _table(self) -> Iterator[tuple[str, ...]]:
         for each in self.candidates:
-            found = ""
-            if each.measured_bytes is not None:
-                within = each.measured_bytes <= self.memory_bytes
-                found = f"{format_bytes(each.measured_bytes)}, {'fits' if within else 'too much'}"
             yield (
                 f"{'*' if each.schedule == self.schedule else ' '} {each.schedule!r}",
                 f"{each.states} + {each.tapes}",
                 format_bytes(each.predicted_bytes),
-                found,
+                format_fit(each.measured_bytes, self.memory_bytes),
                 f"{each.evaluations / max(self.length, 1):.2f}",
                 f"{each.time_ratio:.2f}x",
                 {_MODES: "all", _MODES[:-1]: "not grad of grad"}.get(each.modes, "none"),
@@ -205,9 +201,7 @@ def plan(
         >>> found.line == f"rx.scan(step, init, length=1000, schedule=rx.{found.schedule})"
         True
     """
-    limit = parse_bytes(memory)
-    if limit < 1:
-        raise ValueError(f"rx.plan: memory must be at least one byte, not {memory!r}.")
+    limit = parse_limit(memory, "rx.plan")
     gradient = _Gradient(f, init, xs, length)
     chosen = _search(gradient, limit)
     schedules = [*gradient.usual(), *gradient.measured]

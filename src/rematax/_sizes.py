@@ -68,6 +68,21 @@ def parse_bytes(size: int | str) -> int:
     return bytes_
 
 
+def parse_limit(memory: int | str, caller: str) -> int:
+    """Return a limit of memory in bytes, as :func:`parse_bytes` reads it; refuse one of nothing."""
+    limit = parse_bytes(memory)
+    if limit < 1:
+        raise ValueError(f"{caller}: memory must be at least one byte, not {memory!r}.")
+    return limit
+
+
+def format_fit(size: int | None, limit: int) -> str:
+    """Return a measured size as text, with whether it fits; nothing if it was not measured."""
+    if size is None:
+        return ""
+    return f"{format_bytes(size)}, {'fits' if size <= limit else 'too much'}"
+
+
 def format_bytes(size: int) -> str:
     """Return a size as text with three figures and a decimal unit.
 

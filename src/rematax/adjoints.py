@@ -43,7 +43,7 @@ import numpy as np
 from . import _online
 from ._loop import inexact
 from ._measure import measure
-from ._sizes import format_bytes, parse_bytes, tree_bytes
+from ._sizes import format_bytes, format_fit, parse_limit, tree_bytes
 from ._tables import table_html, table_text
 from ._tracing import is_array, is_number
 
@@ -161,16 +161,12 @@ class Advice:
         known = any(c.checkpoints and c.measured_bytes is not None for c in self.candidates)
         more = "" if known else "> "
         for each in self.candidates:
-            predicted, measured = each.predicted_bytes, each.measured_bytes
-            found = ""
-            if measured is not None:
-                within = measured <= self.memory_bytes
-                found = f"{format_bytes(measured)}, {'fits' if within else 'too much'}"
+            predicted = each.predicted_bytes
             yield (
                 f"{'*' if each is self.chosen else ' '} {each.adjoint!r}",
                 str(each.max_steps),
                 "" if predicted is None else more + format_bytes(predicted),
-                found,
+                format_fit(each.measured_bytes, self.memory_bytes),
                 f"{each.evaluations / max(self.steps, 1):.2f}",
             )
 
@@ -268,9 +264,7 @@ def advise(
         False
     """
     dfx = _diffrax()
-    limit = parse_bytes(memory)
-    if limit < 1:
-        raise ValueError(f"adjoints.advise: memory must be at least one byte, not {memory!r}.")
+    limit = parse_limit(memory, "adjoints.advise")
     if mode not in ("reverse", "forward", "both"):
         raise ValueError(
             f"adjoints.advise: mode is 'reverse', 'forward' or 'both', and not {mode!r}."
