@@ -49,10 +49,15 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Run all tests, the slow ones too, then with `jax_remat3`; arguments go to pytest."""
+    """Run all tests, the slow ones too and on random examples, then with `jax_remat3`.
+
+    Arguments go to pytest.
+    """
     _install(session, "tests/requirements.txt")
-    session.run("python", "-m", "pytest", *WORKERS, *session.posargs, env=_environment("cpu"))
-    _pytest(session, "--ignore=tests/site", *session.posargs, JAX_REMAT3="1")
+    random = {"REMATAX_HYPOTHESIS": "nightly"}
+    command = ("python", "-m", "pytest", *WORKERS)
+    session.run(*command, *session.posargs, env=_environment("cpu") | random)
+    _pytest(session, "--ignore=tests/site", *session.posargs, JAX_REMAT3="1", **random)
 
 
 @nox.session(default=False)

@@ -1,7 +1,6 @@
 """Costs against buffers counted by hand, and verdicts against what the compiler was seen to do."""
 
 import re
-import time
 from types import SimpleNamespace
 
 import jax
@@ -11,12 +10,47 @@ import numpy as np
 import pytest
 
 import rematax as rx
+from rematax import _measure
 from rematax._measure import _count_lowered, _median_seconds, format_seconds
 
 matplotlib.use("Agg")
 
 N = 1000
 X = jnp.ones(N)
+
+
+class Clock:
+    """A clock that stands still, but for what is said to take time."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def takes(self, seconds, fun):
+        """Make the function's call take so many seconds."""
+
+        def call(*args, **kwargs):
+            self.now += seconds
+            return fun(*args, **kwargs)
+
+        return call
+
+    def jitted(self, seconds, fun, **options):
+        """Jit a function, so that a run of it takes so many seconds."""
+        jitted = jax.jit(fun, **options)
+        run = self.takes(seconds, jitted)
+        run.trace, run.lower = jitted.trace, jitted.lower
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let rematax read a clock that is set by the test."""
+    clock = Clock()
+    monkeypatch.setattr(_measure, "clock", clock)
+    return clock
 
 
 def scan(body, x, length):
@@ -39,7 +73,13 @@ def test_temporary_bytes_of_a_scan_are_its_residuals(length):
     assert (cost.argument_bytes, cost.output_bytes, cost.alias_bytes) == (X.nbytes, X.nbytes, 0)
     assert cost.total_bytes == cost.temp_bytes + 2 * X.nbytes
     assert cost.backend == jax.default_backend() and cost.seconds is None
-    assert cost.compile_seconds > 0
+
+
+def test_compile_seconds_are_those_of_the_compiler(clock, monkeypatch):
+    for stage, name, seconds in ((jax.stages.Lowered, "compile", 4.0),
+                                 (jax.stages.Traced, "lower", 16.0)):  # fmt: skip
+        monkeypatch.setattr(stage, name, clock.takes(seconds, getattr(stage, name)))
+    assert rx.measure(jnp.sin, X).compile_seconds == 4
 
 
 def test_temporary_bytes_respond_where_peak_does_not():
@@ -99,17 +139,24 @@ def test_values_of_the_program_around_are_no_constants():
     assert rx.measure(jax.grad(loss), X).constant_bytes < X.nbytes
 
 
-def test_jitted_functions_are_taken_as_they_are():
-    static = jax.jit(lambda x, n, how: scan(jnp.sin, x, n) * len(how), static_argnums=(1, 2))
-    cost = rx.measure(static, X, 3, "text", time=True)
-    assert cost.output_bytes == X.nbytes and cost.seconds > 0
+def test_jitted_functions_are_taken_as_they_are(clock):
+    def repeated(x, n, how):
+        return scan(jnp.sin, x, n) * len(how)
 
-    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    static = clock.jitted(0.5, repeated, static_argnums=(1, 2))
+    cost = rx.measure(static, X, 3, "text", time=True)
+    assert cost.output_bytes == X.nbytes and cost.seconds == 0.5
+
+    def by_name(how, x):
+        return getattr(jnp, how)(x)
+
+    named = clock.jitted(0.25, by_name, static_argnums=0, donate_argnums=1)
+    assert rx.measure(named, "sin", jnp.ones(N), time=True).seconds == 0.25
+    donating = clock.jitted(2.0, lambda x: x + 1, donate_argnums=0)
     x = jnp.ones(N)
-    named = jax.jit(lambda how, x: getattr(jnp, how)(x), static_argnums=0, donate_argnums=1)
-    assert rx.measure(named, "sin", jnp.ones(N), time=True).seconds > 0
     cost = rx.measure(donating, x, time=True)
     assert cost.alias_bytes == X.nbytes and cost.total_bytes == cost.temp_bytes + X.nbytes
+    assert cost.seconds == 2
     assert not x.is_deleted()
 
 
@@ -133,33 +180,33 @@ def timed(*runs):
     return list(_median_seconds(programs, ()).values())
 
 
-def test_times_leave_out_the_first_run_and_wait():
-    naps = iter([0.2, *[0.01] * 60])
+def test_times_leave_out_the_first_run_and_wait(clock):
+    naps = iter([16.0, *[0.25] * 60])
 
     def run():
-        time.sleep(next(naps))
-        return X
+        clock.now += next(naps)
+        return SimpleNamespace(block_until_ready=clock.takes(0.5, lambda: X))
 
-    (seconds,) = timed(run)
-    assert 0.009 < seconds < 0.05
+    assert timed(run) == [0.75]
 
 
-def test_functions_that_are_compared_take_turns():
+@pytest.mark.parametrize(("long", "turns"), [(0.0, 50), (0.015625, 13), (2.0, 6)])
+def test_functions_that_are_compared_take_turns(long, turns, clock):
     calls = []
-    short, long = timed(
-        lambda: (calls.append("a"), time.sleep(0.002)),
-        lambda: (calls.append("b"), time.sleep(0.02)),
-    )
-    assert calls == ["a", "b"] * (len(calls) // 2) and len(calls) >= 12
-    assert long > 3 * short
+    runs = [clock.takes(long / 8, lambda: calls.append("a")),
+            clock.takes(long, lambda: calls.append("b"))]  # fmt: skip
+    assert timed(*runs) == [long / 8, long]
+    assert calls == ["a", "b"] * turns
 
 
-def test_time_grows_with_work():
-    small, large = (
-        rx.measure(lambda x, n=n: scan(wide, x, n), jnp.ones(20_000), time=True).seconds
-        for n in (10, 300)
-    )
-    assert large > 3 * small
+def test_time_is_that_of_the_whole_run(clock):
+    def step(x):
+        shape = jax.ShapeDtypeStruct((), x.dtype)
+        return x + jax.experimental.io_callback(clock.takes(1.0, lambda: np.float32(1)), shape)
+
+    for n in (10, 300):
+        cost = rx.measure(lambda x, n=n: scan(step, x, n), jnp.float32(0), time=True)
+        assert cost.seconds == n
 
 
 def network(layers, wrap=lambda f: f, loop=False):
@@ -282,12 +329,13 @@ def test_verdicts_without_bytes():
     assert "needs bytes where none were needed, compared with a." in cost.verdict
 
 
-def test_verdict_with_times():
-    cost = rx.compare({"few": lambda x: scan(wide, x, 5), "many": lambda x: scan(wide, x, 200)}, X,
-                      time=True)  # fmt: skip
+def test_verdict_with_times(clock):
+    few = clock.jitted(0.25, lambda x: scan(wide, x, 5))
+    many = clock.jitted(0.625, lambda x: scan(wide, x, 200))
+    cost = rx.compare({"few": few, "many": many}, X, time=True)
     assert cost.time_ratio("few") == 1.0
-    assert cost.time_ratio("many") == cost["many"].seconds / cost["few"].seconds > 0
-    assert f"takes {cost.time_ratio('many'):.2f}x the time, compared with few" in cost.verdict
+    assert cost.time_ratio("many") == cost["many"].seconds / cost["few"].seconds == 2.5
+    assert "takes 2.50x the time, compared with few" in cost.verdict
     assert rx.compare({"few": lambda x: x}, X).time_ratio("few") is None
 
 

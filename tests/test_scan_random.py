@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -75,11 +75,7 @@ def step_of(w):
 
 
 @pytest.mark.usefixtures("x64")
-@settings(
-    max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=15)
 @given(tree, tree, st.integers(0, 13), schedules, st.booleans(), st.integers(0, 1000))
 def test_any_scan_agrees_with_lax_scan(carry, x, n, schedule, reverse, seed):
     init, xs = build(carry, seed), build(x, seed + 1000, n)
@@ -108,7 +104,7 @@ def test_any_scan_agrees_with_lax_scan(carry, x, n, schedule, reverse, seed):
 
 
 @pytest.mark.usefixtures("x64")
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 1000))
 def test_any_binomial_gradient_agrees_in_double_precision(n, s, seed):
     numbers = np.random.default_rng(seed)

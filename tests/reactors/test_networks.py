@@ -106,7 +106,7 @@ def weighed_networks(draw):
     return network, np.array(masses, float), np.array(concentrations)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(weighed_networks(), st.sampled_from([reactors.euler, reactors.midpoint, reactors.rk4]))
 def test_mass_is_conserved(drawn, stepper):
     network, masses, c = drawn

@@ -35,6 +35,18 @@ def address(site):
         thread.join()
 
 
+class Patient:
+    """A browser whose pages are waited for, however long a busy machine takes."""
+
+    def __init__(self, browser) -> None:
+        self.browser = browser
+
+    def new_context(self, **options):
+        context = self.browser.new_context(**options)
+        context.set_default_timeout(0)  # none
+        return context
+
+
 @pytest.fixture(scope="session")
 def browser():
     from playwright.sync_api import sync_playwright
@@ -49,6 +61,7 @@ def browser():
         browser = playwright.chromium.launch(
             executable_path=program,
             args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+            timeout=0,
         )
-        yield browser
+        yield Patient(browser)
         browser.close()

@@ -17,6 +17,9 @@ PAGES = sorted(
     if "_build" not in path.parts
 )
 CHAPTERS = [page for page in PAGES if page.startswith(("learn/", "apply/"))]
+# Two frames, in which animations start, and to the end of these.
+SETTLE = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))
+    .then(() => document.getAnimations().forEach(a => a.finish()))"""
 WEIGHT = 300_000  # bytes, compressed, of a page with all it loads but the search index
 
 
@@ -149,7 +152,7 @@ def test_page_is_accessible(address, browser, page, theme):
         tab.wait_for_load_state("networkidle")
         assert tab.evaluate("document.documentElement.dataset.theme") == theme
         tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-        tab.wait_for_timeout(100)
+        tab.evaluate(SETTLE)
         found = Axe().run(tab).response["violations"]
         assert not [(v["id"], v["nodes"][0]["html"]) for v in found]
 
