@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +103,7 @@ def describe_backend() -> Backend:
     )
 
 
-def use_backend(name: str) -> None:
+def use_backend(name: Literal["cpu", "gpu", "tpu"]) -> None:
     """Make JAX compute on a backend. Call it before anything is computed.
 
     Args:

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,11 @@ from ._tracing import (
 _HEAD = ("kind", "shape", "size", "from", "how many")
 # What JAX puts around a value on its way out, without making a new one.
 _WRAPPERS = {"reduce_precision", "copy", "optimization_barrier"}
+
+Given = ParamSpec("Given")
+Rest = ParamSpec("Rest")
+Out = TypeVar("Out")
+Instance = TypeVar("Instance")
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,11 @@ class Residuals(Sequence[Residual]):
     def __init__(self, rows: Sequence[Residual]) -> None:
         self._rows = tuple(rows)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Residual: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Residual, ...]: ...
+    def __getitem__(self, index: int | slice) -> Residual | tuple[Residual, ...]:
         return self._rows[index]
 
     def __len__(self) -> int:
@@ -124,7 +133,7 @@ class Residuals(Sequence[Residual]):
         return table_html(self._summary(), _HEAD if self else (), self._table(), "residuals")
 
 
-def residuals(fun: Callable, *args: Any) -> Residuals:
+def residuals(fun: Callable[..., Any], *args: Any) -> Residuals:
     """List what reverse mode would keep of a function. Nothing is computed or compiled.
 
     Residuals are what autodiff asks for. What the compiler then allocates can be less, where it
@@ -157,15 +166,15 @@ def residuals(fun: Callable, *args: Any) -> Residuals:
     return list_residuals("residuals", fun, args)
 
 
-class Counted:
+class Counted(Generic[Given, Out]):
     """A function that counts how often it runs; made by :func:`counted`."""
 
-    def __init__(self, fun: Callable) -> None:
+    def __init__(self, fun: Callable[Given, Out]) -> None:
         self._fun = fun
         self._runs: list[None] = []
         functools.update_wrapper(self, fun)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Out:
         """Run the function, and count that it ran."""
         leaves = jax.tree.leaves((args, kwargs))
         given = [leaf for leaf in leaves if is_array(leaf)] or list(filter(is_number, leaves))
@@ -178,6 +187,12 @@ class Counted:
         jax.debug.callback(lambda *_: self._runs.append(None), *map(_probe, given))
         return out
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Counted[Given, Out]: ...
+    @overload
+    def __get__(
+        self: Counted[Concatenate[Instance, Rest], Out], instance: Instance, owner: Any = None
+    ) -> Callable[Rest, Out]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind to an instance, so that methods can be counted."""
         return self if instance is None else functools.partial(self, instance)
@@ -197,7 +212,7 @@ class Counted:
         self._runs.clear()
 
 
-def counted(fun: Callable) -> Counted:
+def counted(fun: Callable[Given, Out]) -> Counted[Given, Out]:
     """Return the function with a count of how often it really runs, recomputations included.
 
     The count is taken when the program runs, not when it is traced, so it is right inside

@@ -222,7 +222,7 @@ class Comparison(Mapping[str, Cost]):
         return table + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdict.splitlines())
 
 
-def measure(fun: Callable, *args: Any, time: bool = False) -> Cost:
+def measure(fun: Callable[..., Any], *args: Any, time: bool = False) -> Cost:
     """Measure what a function needs, as the compiler plans it; it only runs if ``time`` is set.
 
     Args:
@@ -256,7 +256,9 @@ def measure(fun: Callable, *args: Any, time: bool = False) -> Cost:
     return replace(program.cost, seconds=seconds)
 
 
-def compare(functions: Mapping[str, Callable], *args: Any, time: bool = False) -> Comparison:
+def compare(
+    functions: Mapping[str, Callable[..., Any]], *args: Any, time: bool = False
+) -> Comparison:
     """Measure several functions on the same arguments, and say what the differences amount to.
 
     Args:
