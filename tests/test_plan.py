@@ -352,6 +352,25 @@ def test_the_modes_named_keep_to_the_schedule(schedule, growth):
         assert kept == (mode in modes[type(schedule)]), mode
 
 
+def test_it_says_what_rx_scan_takes_without_a_schedule():
+    def step(carry, _):
+        c, total, clock = carry
+        return (jnp.sin(c) * jnp.cos(c), total + c, clock + 1), None
+
+    def default_of(width, length, step=step):
+        init = real(width), real(width), jax.ShapeDtypeStruct((), jnp.int32)
+        return rx.plan(step, init, length=length, memory="1 GB").default
+
+    def printing(carry, x):
+        jax.debug.print("", ordered=True)
+        return step(carry, x)
+
+    assert default_of(5000, 1000) == rx.Binomial()
+    assert default_of(10, 1000) == rx.Nested()
+    assert default_of(5000, 1) == default_of(5000, 0) == rx.StoreAll()
+    assert default_of(5000, 1000, printing) == rx.StoreAll()  # since it must not be repeated
+
+
 def test_it_is_shown_as_a_table():
     found = rx.plan(lambda c, _: (jnp.sin(c), None), real(500), length=100, memory="60 kB")
     lines = repr(found).splitlines()
@@ -359,7 +378,8 @@ def test_it_is_shown_as_a_table():
     assert lines[-1] == found.line and max(map(len, lines)) <= 100
     (starred,) = (line for line in lines if line.startswith("*"))
     assert f" {found.schedule} " in starred and ", fits" in starred and starred.endswith("all")
-    assert len(lines) == 3 + len(found.candidates)
+    assert len(lines) == 4 + len(found.candidates)
+    assert lines[-2] == f"Without a schedule, rx.scan takes rx.{found.default} here."
     shown = found._repr_html_()
     assert shown.count("<tr>") == 1 + len(found.candidates)
     assert f">* {found.schedule}<" in shown and found.line in shown

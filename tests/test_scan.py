@@ -236,19 +236,33 @@ def test_custom_rules_in_the_step(schedule):
         )
 
 
-def test_second_derivatives_of_a_custom_vjp_need_nested_blocks():
+@every_schedule
+def test_second_derivatives_of_a_custom_vjp(schedule):
+    """Of a pullback that is not the derivative of the value, so that it is seen to be used."""
     sine = jax.custom_vjp(jnp.sin)
-    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * ct * x * jnp.cos(x),))
 
-    def second(scan, **schedule):
-        def end(x):
-            return scan(lambda c, _: (sine(c), None), x, length=4, **schedule)[0]
+    def program(scan):
+        def end(x, w, xs):
+            c, ys = scan(lambda c, y: (sine(c * w) + y, c), x, xs)
+            return c + (ys**2).sum()
 
-        return jax.jacfwd(jax.grad(end))(0.5), jax.grad(jax.grad(end))(0.5)
+        at = 0.5, 0.7, XS
+        gradient = jax.grad(end, (0, 1, 2))
+        return (
+            gradient(*at),
+            jax.jacfwd(gradient, (0, 1))(*at),
+            jax.jvp(gradient, at, at),
+            jax.grad(gradient_norm(gradient), (0, 1, 2))(*at),
+            jax.vmap(jax.grad(gradient_norm(gradient)), (0, None, None))(jnp.arange(2.0), 0.7, XS),
+        )
 
-    assert_trees_close(second(rx.scan, schedule=rx.Nested()), second(lax.scan))
-    with pytest.raises(TypeError, match="forward-mode"):
-        second(rx.scan)
+    agree(program, schedule)
+
+
+def gradient_norm(gradient):
+    """Give the sum of the squares of a gradient."""
+    return lambda *at: sum((g**2).sum() for g in gradient(*at))
 
 
 @pytest.mark.parametrize("xs", ["abc", ["abc"], np.array(["a", "b"])], ids=repr)
@@ -413,19 +427,25 @@ def test_effects_are_replayed_and_ordered_ones_refused(schedule):
 
     loss(1.0)  # undifferentiated, it is as with lax.scan
     if isinstance(schedule, rx.Binomial):
-        with pytest.raises(NotImplementedError, match=r"OrderedDebugEffect.*rx.StoreAll\(\)"):
+        with pytest.raises(NotImplementedError, match=r"ordered effects.*rx.StoreAll\(\)"):
             jax.grad(loss)(1.0)
 
 
-def test_writing_to_mutable_arrays_is_refused_when_differentiated():
-    total = jax.new_ref(jnp.float32(0.0))
+@pytest.mark.parametrize("schedule", [rx.EveryStep(), rx.Nested(), rx.Binomial()], ids=repr)
+def test_steps_that_write_to_mutable_arrays_are_not_run_again(schedule):
+    def program(scan):
+        total = jax.new_ref(jnp.float32(0.0))
 
-    def step(c, x):
-        total[...] = total[...] + c
-        return jnp.sin(c) * x, c
+        def step(c, x):
+            total[...] = total[...] + jax.lax.stop_gradient(c)
+            return jnp.sin(c) * x, c
+
+        value, gradient = jax.value_and_grad(lambda c: scan(step, c, XS)[0])(jnp.float32(1.0))
+        return value, gradient, total[...]
 
     with pytest.raises(NotImplementedError, match="carry the array instead"):
-        jax.grad(lambda c: rx.scan(step, c, XS)[0])(jnp.float32(1.0))
+        program(with_schedule(schedule))
+    agree(program, None)  # the default stores everything
 
 
 def test_io_callbacks_are_refused_by_jax():
@@ -453,15 +473,95 @@ BAD = [
         r"xs\['a'\] has 7, xs\['b'\] has 3",
     ),
     (lambda **k: rx.scan(sine, 1.0, {"a": 1.0}, **k), ValueError, r"xs\['a'\] has no leading axis"),
+    (lambda **k: rx.scan(sine, 1.0, jnp.int32(7), **k), ValueError, "xs has no leading axis"),
+    (lambda **k: rx.scan(sine, 1.0, 10, **k), TypeError, "xs must .* did you mean length=10?"),
+    (lambda **k: rx.scan(sine, 1.0, np.int64(3), **k), TypeError, "did you mean length=3?"),
+    (lambda **k: rx.scan(sine, 1.0, [0.1, 2], **k), TypeError, r"list .* pass jnp.asarray\(xs\)"),
+    (lambda **k: rx.scan(sine, 1.0, [[1], [2]], **k), TypeError, r"pass jnp.asarray\(xs\)"),
+    (
+        lambda **k: rx.scan(sine, 1.0, {"a": XS, "b": (1.0, np.float32(2.0))}, **k),
+        TypeError,
+        r"xs\['b'\] is a tuple of numbers.* pass jnp.asarray\(xs\['b'\]\)",
+    ),
+    (
+        lambda **k: rx.scan(lambda c, x: (c, x), {"a": jax.new_ref(XS)}, XS, **k),
+        TypeError,
+        r"init\['a'\] is a mutable array.* let f close over it",
+    ),
+    (
+        lambda **k: rx.scan(lambda c, x: (c, x[1][...]), 1.0, (XS, jax.new_ref(XS)), **k),
+        TypeError,
+        r"xs\[1\] is a mutable array.* let f close over it",
+    ),
 ]
 
 
-@both_engines
+@pytest.mark.parametrize("schedule", [None, rx.StoreAll(), rx.EveryStep(), *BOTH], ids=repr)
 @pytest.mark.parametrize(("call", "error", "words"), BAD)
 def test_refusals_are_one_sentence(call, error, words, schedule):
     with pytest.raises(error, match=words) as info:
         call(schedule=schedule)
     assert "\n" not in str(info.value) and str(info.value).startswith("rx.scan: ")
+
+
+@every_schedule
+def test_lists_of_arrays_and_arrays_of_numbers_are_xs(schedule):
+    agree(lambda scan: scan(lambda c, x: (c + x[0], x), 0.5, [XS, (XS, np.arange(7))]), schedule)
+
+
+symbolic = pytest.mark.parametrize(
+    "schedule", [None, rx.StoreAll(), rx.EveryStep(), *BOTH, rx.Nested(radices=(3, 3))], ids=repr
+)
+
+
+def exported(fun):
+    """Export a function of a number and of an array of any length, and call it with two lengths."""
+    (n,) = jax.export.symbolic_shape("n")
+    types = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.float32)
+    call = jax.export.export(jax.jit(fun))(*types).call
+    return call(jnp.float32(0.3), XS), call(jnp.float32(0.3), XS[:2])
+
+
+@symbolic
+def test_symbolic_lengths_are_run(schedule):
+    def program(scan):
+        hidden = jnp.arange(3.0)
+
+        def run(c, xs):
+            def step(c, x):
+                return jnp.sin(c) * x + (hidden * c).sum(), c
+
+            return scan(step, c, xs), scan(step, c, xs, reverse=True)
+
+        return exported(run)
+
+    agree(program, schedule)
+    given = exported(lambda c, xs: rx.scan(sine, c, xs, length=xs.shape[0], schedule=schedule))
+    assert_trees_close(given, exported(lambda c, xs: lax.scan(sine, c, xs)))
+
+
+@symbolic
+@pytest.mark.parametrize("by", ["carry", "xs", "closure"])
+def test_derivatives_of_symbolic_lengths_store_everything_or_are_refused(schedule, by):
+    def gradient(scan):
+        def loss(c, w, xs):
+            return sum_of(scan(lambda c, x: (jnp.sin(c * w) * x, c), c, xs))
+
+        number = {"carry": 0, "closure": 1, "xs": 2}[by]
+        return lambda c, xs: jax.grad(loss, number)(c, 0.5 * c, xs)
+
+    if schedule is None or isinstance(schedule, rx.StoreAll):
+        agree(lambda scan: exported(gradient(scan)), schedule)
+        return
+    with pytest.raises(NotImplementedError, match=r"symbol.* fixed length.*rx\.StoreAll") as info:
+        exported(gradient(with_schedule(schedule)))
+    words = str(info.value).split("\n-----")[0]  # what follows is JAX's, on its tracebacks
+    assert "\n" not in words and words.startswith("rx.scan: ")
+
+
+def test_a_symbol_is_no_length_without_xs():
+    with pytest.raises(TypeError, match=r"^rx\.scan: length is the symbol n, .* jnp\.arange\."):
+        exported(lambda c, xs: rx.scan(lambda c, _: (c, None), c, length=xs.shape[0]))
 
 
 STEPS_THAT_CHANGE = [

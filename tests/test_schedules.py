@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-import time
+import sys
 
 import numpy as np
 import pytest
@@ -182,14 +182,38 @@ def test_the_default_is_the_fewest_snapshots_with_three_runs_per_step(n):
         assert runs.max() <= 3
 
 
+class Written(np.ndarray):
+    """An array that counts how many of its entries are written."""
+
+    count = 0
+
+    def __setitem__(self, key, value):
+        Written.count += self[key].size
+        super().__setitem__(key, value)
+
+
 @pytest.mark.parametrize("s", [1, 2, 5, 50, 1413, 10**4, 10**6])
-def test_a_million_steps_are_tabulated_in_under_a_second(s):
+def test_a_million_steps_are_tabulated_in_linear_time(s, monkeypatch):
+    """Few lines of Python are run for each step, and each entry is written once."""
+    n, lines, before = 10**6, 0, sys.gettrace()
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if frame.f_globals.get("__name__") == table_of.__module__:
+            lines += event == "line"
+            return trace
+
     table_of.cache_clear()
-    begin = time.perf_counter()
-    stops = rx.Binomial(s).stops(10**6)
-    assert time.perf_counter() - begin < 1
+    monkeypatch.setattr(np, "empty", lambda *a: np.ndarray(*a).view(Written))
+    monkeypatch.setattr(Written, "count", 0)
+    sys.settrace(trace)
+    try:
+        stops = rx.Binomial(s).stops(n)
+    finally:
+        sys.settrace(before)
+        table_of.cache_clear()
+    assert 0 < lines < 4 * n and Written.count == n - 1
     assert stops.nbytes <= 8 * 10**6 and stops.dtype == np.int32
-    table_of.cache_clear()
 
 
 def test_tables_cannot_be_written_to():
@@ -220,13 +244,18 @@ def test_no_steps_cost_nothing(schedule):
 
 
 @pytest.mark.parametrize("levels", [1, 2, 3])
-def test_default_radices_have_the_least_sum(levels):
-    for n in [1, 2, 3, 5, 10, 30, 64]:
-        covering = (
-            sum(a) for a in itertools.product(range(1, n + 1), repeat=levels) if math.prod(a) >= n
-        )
+def test_default_radices_divide_evenly_or_have_the_least_sum(levels):
+    for n in [1, 2, 3, 5, 10, 30, 37, 58, 64]:
+        all_radices = list(itertools.product(range(1, n + 1), repeat=levels))
+        least = min(sum(a) for a in all_radices if math.prod(a) >= n)
+        even = [sum(a) for a in all_radices if math.prod(a) == n and (min(a) > 1 or levels == 1)]
         blocks = rx.Nested(levels).blocks(n)
-        assert math.prod(blocks) >= n and sum(blocks) == min(covering)
+        assert blocks == tuple(sorted(blocks, reverse=True))
+        if even and min(even) <= 1.25 * least:
+            assert math.prod(blocks) == n and sum(blocks) == min(even)
+        else:
+            assert math.prod(blocks) >= n and sum(blocks) == least
+    assert rx.Nested().blocks(24) == (6, 4) and rx.Nested().blocks(37) == (7, 6)
 
 
 def test_radices_must_cover():

@@ -1,6 +1,21 @@
 """Gradient checkpointing in JAX: see, measure and plan the memory of a gradient.
 
 Everything public is here, by the name that it has in the literature: ``import rematax as rx``.
+
+Where things are, each line resting on those below it:
+
+- ``_plan``, ``adjoints``: schedules and adjoints that fit a memory;
+- ``_scan``: the entry, with the contract of ``jax.lax.scan``;
+- ``_maps``: what JAX is told of a loop (value, tangent, adjoint, and how each is transformed);
+  ``_default``: the schedule where none is given;
+- ``_sweeps``, ``_structural``: how a loop is run, by a table or in JAX's own terms;
+- ``_loop``: a loop as a traced program, and the loops made of it;
+- ``_jax``: all that touches JAX's extension points; ``_schedules``, ``_binomial``, ``_online``:
+  when to store and when to recompute, in plain Python;
+- beside them ``_inspect``, ``_measure``, ``_gradcheck``, ``_backends``: looking and measuring, and
+  ``_sizes``, ``_tables``, ``_tracing``: small things that all use.
+
+``reactors`` rests on nothing of these, ``book`` on ``_backends`` and ``_tables``.
 """
 
 from ._backends import Backend as Backend
@@ -25,4 +40,5 @@ from ._scan import scan as scan
 from ._schedules import Binomial as Binomial
 from ._schedules import EveryStep as EveryStep
 from ._schedules import Nested as Nested
+from ._schedules import Schedule as Schedule
 from ._schedules import StoreAll as StoreAll

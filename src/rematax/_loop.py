@@ -1,174 +1,276 @@
-r"""A loop on flat lists of leaves, its doubled loop, and what in it varies.
+r"""A loop on flat lists of leaves, and the loops that are made of it.
 
-The engine of the binomial schedule sees a scan as a :class:`Loop`: a step from lists of leaves to
-lists of leaves, whose closed-over values are inputs like the others. From one loop another can be
-made, the *doubled* loop, which carries tangents along with values (the *tangent-linear model* of
-the literature). Being a loop again, it can be run forward, in reverse, or be doubled once more.
+A :class:`Loop` holds its step as a traced program, so that it can be looked into and transformed
+as a whole:
 
-Derivatives exist for leaves of inexact dtype only; the rest (integers, booleans, random keys) is
-carried along.
+- :meth:`Loop.doubled` carries tangents along with values (the *tangent-linear model* of the
+  literature). Being a loop again, it can be run forward, in reverse, or be doubled once more;
+- :meth:`Loop.batched` maps the step over an axis, with only those leaves mapped that depend on it:
+  a weight that a batch shares stays one weight, and its cotangent is summed within each step;
+- :meth:`Loop.pruned` keeps what is needed for the outputs asked for: a leaf of the carry stays
+  only if such an output, now or in a later step, depends on it.
+
+In each, the leaves of the carry are found by iterating to a fixed point over the loop.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-import numpy.typing as npt
-from jax import lax
 
-from ._linear import dependent
-
-Leaves = list[Any]
-Mask = tuple[bool, ...]
+from . import _jax
+from ._jax import Leaves, Mask, Program, divide, remembered
+from ._schedules import Binomial, Schedule
 
 
-class Inputs(NamedTuple):
-    """What a loop depends on: leaves of the constants, of the first carry, of the stacked xs.
+class Parts(NamedTuple):
+    """What a loop takes: leaves of the constants, of the first carry, of the stacked xs.
 
-    The same three fields also hold tangents, cotangents and masks of these leaves.
+    The same three fields also hold tangents, cotangents, types and masks of these leaves.
     """
 
     consts: Any
     carry: Any
     xs: Any
 
+    @property
+    def flat(self) -> Leaves:
+        """All leaves, as one list."""
+        return [*self.consts, *self.carry, *self.xs]
 
-class Outputs(NamedTuple):
-    """What a loop returns: leaves of the last carry and of the stacked ys, or their cotangents.
-
-    A cotangent that is ``None`` is zero.
-    """
-
-    carry: Any
-    ys: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loop:
-    """A loop of a fixed number of steps, and the schedule of its reversal.
-
-    Attributes:
-        step: ``(consts, carry, x) -> (carry, y)`` on lists of leaves.
-        length: Number of steps, at least 1.
-        backwards: Whether the loop runs from the last entry of xs to the first.
-        unroll: Steps per iteration of the forward sweeps, as in ``jax.lax.scan``.
-        outs: Mask of the leaves of y, see :func:`mask`.
-        stops: The schedule, see :meth:`rematax.Binomial.stops`.
-        slots: Number of snapshots.
-    """
-
-    step: Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]
-    length: int
-    backwards: bool
-    unroll: int | bool
-    outs: Mask
-    stops: npt.NDArray[np.int32]
-    slots: int
-
-    def first_stops(self) -> npt.NDArray[np.int32]:
-        """Give the stops of the forward sweep: the first snapshots, and the last step."""
-        if self.length == 1:
-            return np.zeros(1, np.int32)
-        return self.stops[: int(np.argmax(self.stops)) + 1]
+    def only(self, kept: Parts) -> Parts:
+        """Give the masks of the kept leaves."""
+        return Parts(*(tuple(pick(mask, k)) for mask, k in zip(self, kept, strict=True)))
 
 
-def inexact(leaf: Any) -> bool:
-    """Tell whether a leaf can carry a derivative: real or complex floating point."""
-    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+class Marks(NamedTuple):
+    """Masks of the leaves of a loop; that of the carry is of the first carry and of the last."""
+
+    consts: Mask
+    carry: Mask
+    xs: Mask
+    ys: Mask
+
+    @property
+    def inputs(self) -> Parts:
+        """The masks of what the loop takes."""
+        return Parts(self.consts, self.carry, self.xs)
+
+    def only(self, kept: Marks) -> Marks:
+        """Give the masks of the kept leaves."""
+        return Marks(*(tuple(pick(mask, k)) for mask, k in zip(self, kept, strict=True)))
+
+    def __and__(self, other: Marks) -> Marks:
+        return Marks(*(tuple(both(a, b)) for a, b in zip(self, other, strict=True)))
+
+    def __invert__(self) -> Marks:
+        return Marks(*map(negated, self))
 
 
-def mask(leaves: Iterable[Any]) -> Mask:
-    """Mark the leaves that can carry a derivative."""
-    return tuple(map(inexact, leaves))
-
-
-def pick(leaves: Sequence[Any], chosen: Mask) -> Leaves:
+def pick(leaves: Sequence[Any], chosen: Sequence[bool]) -> Leaves:
     """Keep the marked leaves."""
     return [leaf for leaf, take in zip(leaves, chosen, strict=True) if take]
 
 
-def put(leaves: Sequence[Any], chosen: Mask, new: Sequence[Any]) -> Leaves:
+def put(leaves: Sequence[Any], chosen: Sequence[bool], new: Sequence[Any]) -> Leaves:
     """Replace the marked leaves."""
     rest = iter(new)
-    return [next(rest) if take else leaf for leaf, take in zip(leaves, chosen, strict=True)]
+    out = [next(rest) if take else leaf for leaf, take in zip(leaves, chosen, strict=True)]
+    if next(rest, None) is not None:
+        raise AssertionError("more leaves than marks.")
+    return out
 
 
-def doubled(loop: Loop, directions: Inputs) -> Loop:
-    """Give the loop that carries tangents along with values.
+def spread(new: Sequence[Any], chosen: Sequence[bool]) -> Leaves:
+    """Put the leaves where the marks are, None elsewhere."""
+    return put([None] * len(chosen), chosen, new)
 
-    Args:
-        loop: The loop.
-        directions: Masks of the inputs along which to differentiate; the mask of the carry holds
-            whatever in it varies with them, see :func:`varying`.
 
-    Returns:
-        A loop whose consts, carry and xs are those of ``loop``, each followed by the tangents of
-        its marked leaves, and whose ys are followed by their tangents.
+def negated(mask: Sequence[bool]) -> Mask:
+    """Mark the leaves that are not marked."""
+    return tuple(not m for m in mask)
+
+
+def both(a: Sequence[bool], b: Sequence[bool]) -> Mask:
+    """Mark the leaves that both mark."""
+    return tuple(x and y for x, y in zip(a, b, strict=True))
+
+
+def either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
+    """Mark the leaves that one of the two marks."""
+    return tuple(x or y for x, y in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of a fixed number of steps, and the schedule of its reversal.
+
+    Attributes:
+        program: The step, a program of consts, carry and x that returns carry and y.
+        sizes: Numbers of leaves of consts, carry and x.
+        length: Number of steps, at least 1.
+        reverse: Whether the loop runs from the last entry of xs to the first.
+        unroll: Steps per iteration of the forward sweeps, as in ``jax.lax.scan``.
+        schedule: What its gradient keeps; None for the default rule.
+        tangents: Which leaves are tangents, of which the step is a linear function.
     """
-    sizes = [len(chosen) for chosen in directions]
 
-    def step(*parts):
-        values = [part[:size] for part, size in zip(parts, sizes, strict=True)]
-        tangents = [part[size:] for part, size in zip(parts, sizes, strict=True)]
-        (carry, y), (d_carry, d_y) = _step_tangent(loop, directions, values, tangents)
-        kept = tuple(pick(directions.carry, mask(carry)))
-        return [*carry, *pick(d_carry, kept)], [*y, *d_y]
+    program: Program
+    sizes: tuple[int, ...]
+    length: int
+    reverse: bool
+    unroll: int
+    schedule: Schedule | None
+    tangents: Marks = None  # type: ignore[assignment]  # of none
 
-    return dataclasses.replace(loop, step=step, outs=loop.outs + (True,) * sum(loop.outs))
+    def __post_init__(self) -> None:
+        if self.tangents is None:
+            object.__setattr__(self, "tangents", self.none)
+
+    def parts(self, leaves: Sequence[Any]) -> Parts:
+        """Take a flat list of leaves of the inputs apart."""
+        return Parts(*divide(leaves, self.sizes))
+
+    def step(self, consts: Leaves, carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
+        """Run one step."""
+        out = self.program(*consts, *carry, *x)
+        return out[: self.sizes[1]], out[self.sizes[1] :]
+
+    @property
+    def types(self) -> Parts:
+        """Abstract values of consts, carry and x."""
+        return self.parts(self.program.in_types)
+
+    @property
+    def y_types(self) -> Leaves:
+        """Abstract values of the leaves of y."""
+        return self.program.out_types[self.sizes[1] :]
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether its derivative is that of scans and ``jax.checkpoint``."""
+        return not isinstance(self.schedule, Binomial)
+
+    def scheduled(self, schedule: Schedule) -> Loop:
+        """Give the loop with another schedule."""
+        return replace(self, schedule=schedule)
+
+    def zeros(self, cotangents: bool = False) -> Parts:
+        """Make zeros like the inputs, or like cotangents of them; None for what has neither."""
+
+        def zero(aval: Any) -> Any:
+            if not _jax.has_tangent(aval):
+                return None
+            return _jax.zeros(_jax.cotangent_type(aval) if cotangents else aval)
+
+        consts, carry, x = (list(map(zero, part)) for part in self.types)
+        xs = [a if a is None else jnp.broadcast_to(a, (self.length, *a.shape)) for a in x]
+        return Parts(consts, carry, xs)
+
+    @property
+    def none(self) -> Marks:
+        """Mark no leaf."""
+        return Marks(*((False,) * size for size in (*self.sizes, len(self.y_types))))
+
+    @remembered
+    def doubled(self, given: Parts, all_ys: bool = False) -> tuple[Loop, Marks]:
+        """Give the loop that carries tangents along with values.
+
+        Args:
+            given: Masks of the inputs that have tangents.
+            all_ys: Whether to give each y a tangent, where it is zero as well.
+
+        Returns:
+            A loop each of whose parts is followed by the tangents of its varying leaves, which are
+            its ``tangents``; and the marks of what varies. A leaf of the carry that does not, such
+            as a clock, is a constant to the derivative, as it is to that of ``jax.lax.scan``.
+        """
+        consts, carry, xs = given
+        ys = tuple(all_ys and _jax.has_tangent(t) for t in self.y_types)
+        while True:
+            program, varies = _jax.double(self.program, (*consts, *carry, *xs), (*carry, *ys))
+            out_carry, out_ys = varies[: self.sizes[1]], varies[self.sizes[1] :]
+            if out_carry == carry:
+                break
+            carry = either(carry, out_carry)
+        varying = Marks(consts, carry, xs, out_ys)
+        inputs = _interleaved(self.sizes, [sum(m) for m in (consts, carry, xs)])
+        outputs = _interleaved((self.sizes[1], len(out_ys)), [sum(carry), sum(out_ys)])
+        return replace(
+            self,
+            program=_jax.rearrange(program, inputs, outputs),
+            sizes=tuple(len(m) + sum(m) for m in (consts, carry, xs)),
+            tangents=Marks(*((False,) * len(m) + (True,) * sum(m) for m in varying)),
+        ), varying
+
+    @remembered
+    def batched(self, axis: Any, mapped: Parts, all_ys: Mask) -> tuple[Loop, Marks]:
+        """Give the loop over a mapped axis, and the marks of what is mapped.
+
+        Args:
+            axis: The axis, as a batching rule is told it.
+            mapped: Masks of the inputs that have the axis.
+            all_ys: Mask of the ys that are to have it, whether they depend on it or not.
+        """
+        consts, carry, xs = mapped
+        while True:
+            program, out = _jax.batch(self.program, axis, (*consts, *carry, *xs), (*carry, *all_ys))
+            out_carry, ys = out[: self.sizes[1]], out[self.sizes[1] :]
+            if out_carry == carry:
+                return replace(self, program=program), Marks(consts, carry, xs, ys)
+            carry = either(carry, out_carry)
+
+    @remembered
+    def pruned(self, carry: Mask, ys: Mask) -> tuple[Loop, Marks]:
+        """Give the loop of what is needed for some outputs, and the marks of what is left.
+
+        Args:
+            carry: Mask of the leaves of the last carry asked for.
+            ys: Mask of the ys asked for.
+        """
+        n_consts, _, n_xs = self.sizes
+        while True:
+            instantiate = (False,) * n_consts + carry + (False,) * n_xs
+            program, needed = _jax.prune(self.program, (*carry, *ys), instantiate)
+            left = self.parts(needed)
+            if tuple(left.carry) == carry:
+                break
+            carry = either(carry, left.carry)
+        marks = Marks(tuple(left.consts), carry, tuple(left.xs), ys)
+        return replace(
+            self,
+            program=program,
+            sizes=tuple(map(sum, marks.inputs)),
+            tangents=self.tangents.only(marks),
+        ), marks
+
+    def values(self) -> tuple[Loop, Marks]:
+        """Give the loop without its tangents."""
+        tangents = self.tangents
+        loop, left = self.pruned(negated(tangents.carry), negated(tangents.ys))
+        if any((left & tangents).inputs.flat):
+            # Dead code is not seen in a lax.while_loop; which of its outputs are known is.
+            program, is_known = _jax.known(self.program, tangents.inputs.flat)
+            if is_known != (*negated(tangents.carry), *negated(tangents.ys)):
+                raise AssertionError("a value depends on tangents.")
+            left = ~tangents
+            sizes = tuple(map(sum, left.inputs))
+            loop = replace(self, program=program, sizes=sizes, tangents=tangents.only(left))
+        return loop, left
+
+    def linear(self) -> tuple[Loop, Marks]:
+        """Give the loop of its tangents, with what of the values they depend on."""
+        return self.pruned(self.tangents.carry, self.tangents.ys)
 
 
-def varying(loop: Loop, inputs: Inputs, directions: Inputs) -> Inputs:
-    """Add to the marked inputs the leaves of the carry that come to vary with them.
-
-    A leaf that does not, such as a clock, is a constant to the derivative, as it is to that of
-    ``jax.lax.scan``: the step may do with it what has no derivative.
-
-    Args:
-        loop: The loop.
-        inputs: Its inputs.
-        directions: Masks of inputs that vary.
-
-    Returns:
-        The masks, that of the carry completed.
-    """
-    can_vary = mask(inputs.carry)
-    at = Inputs(inputs.consts, inputs.carry, [read(x, 0) for x in inputs.xs])
-    while directions.carry != can_vary:
-
-        def tangent(*tangents, directions=directions):
-            return _step_tangent(loop, directions, at, tangents)[1][0]
-
-        reached = dependent(tangent, *map(pick, at, directions))
-        grown = put(directions.carry, can_vary, reached)
-        carry = tuple(a or b for a, b in zip(directions.carry, grown, strict=True))
-        if carry == directions.carry:
-            break
-        directions = directions._replace(carry=carry)
-    return directions
-
-
-def _step_tangent(loop, directions, values, tangents):
-    """Give one step's carry and y, and the tangents of their inexact leaves."""
-
-    def differentiable(*some):
-        carry, y = loop.step(*map(put, values, directions, some))
-        return (pick(carry, mask(carry)), pick(y, mask(y))), (carry, y)
-
-    along = tuple(map(pick, values, directions))
-    _, tangents, out = jax.jvp(differentiable, along, tuple(tangents), has_aux=True)
-    return out, tangents
-
-
-def read(tree: Any, i: Any) -> Any:
-    """Take entry ``i`` of the leading axis of every leaf."""
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), tree)
-
-
-def write(tree: Any, value: Any, i: Any) -> Any:
-    """Replace entry ``i`` of the leading axis of every leaf."""
-    return jax.tree.map(lambda a, v: lax.dynamic_update_index_in_dim(a, v, i, axis=0), tree, value)
+def _interleaved(sizes: Sequence[int], more: Sequence[int]) -> list[int]:
+    """Number leaves so that each part is followed by the part added to it."""
+    first, second = itertools.count(), itertools.count(sum(sizes))
+    order: list[int] = []
+    for size, added in zip(sizes, more, strict=True):
+        order += [*itertools.islice(first, size), *itertools.islice(second, added)]
+    return order

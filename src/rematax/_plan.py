@@ -29,14 +29,16 @@ from typing import Any
 
 import jax
 
+from ._default import decided, pieces
 from ._inspect import list_residuals
-from ._loop import inexact
+from ._jax import UNREPEATABLE, Captured, captured, has_tangent
+from ._loop import Loop, Parts
 from ._measure import measure
-from ._scan import flat_step, scan, steps_of
+from ._scan import runner, scan, steps_of
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 from ._sizes import format_bytes, format_fit, parse_limit, tree_bytes
 from ._tables import table_html, table_text
-from ._tracing import hoisted, in_one_sentence, is_array, name_of
+from ._tracing import hoisted, in_one_sentence, inexact, is_array, name_of
 
 PyTree = Any
 
@@ -87,6 +89,7 @@ class Plan:
 
     Attributes:
         schedule: The schedule with the least work among those measured to fit.
+        default: What :func:`rematax.scan` takes where it is given no schedule.
         memory_bytes: The limit for temporary and constant bytes.
         length: Number of steps.
         state_bytes: Bytes of one carry.
@@ -97,6 +100,7 @@ class Plan:
     """
 
     schedule: Schedule
+    default: Schedule
     memory_bytes: int
     length: int
     state_bytes: int
@@ -130,12 +134,17 @@ class Plan:
                 {_MODES: "all", _MODES[:-1]: "not grad of grad"}.get(each.modes, "none"),
             )
 
+    def _note(self) -> str:
+        return f"Without a schedule, rx.scan takes {_written(self.default)} here."
+
     def __repr__(self) -> str:
-        return "\n".join([self._summary(), table_text(_HEAD, self._table()), self.line])
+        table = table_text(_HEAD, self._table())
+        return "\n".join([self._summary(), table, self._note(), self.line])
 
     def _repr_html_(self) -> str:
         table = table_html(self._summary(), _HEAD, self._table(), "plan")
-        return f"{table}<pre><code>{html.escape(self.line)}</code></pre>"
+        note, line = html.escape(self._note()), html.escape(self.line)
+        return f"{table}<p>{note}</p><pre><code>{line}</code></pre>"
 
 
 def plan(
@@ -213,6 +222,7 @@ def plan(
     steps = "xs" if jax.tree.leaves(xs) else f"length={gradient.n}"
     return Plan(
         schedule=chosen,
+        default=gradient.default,
         memory_bytes=limit,
         length=gradient.n,
         state_bytes=gradient.state_bytes,
@@ -281,7 +291,7 @@ class _Gradient:
 
     Attributes:
         n: Number of steps.
-        state_bytes, tape_bytes: See :class:`Plan`.
+        default, state_bytes, tape_bytes: See :class:`Plan`.
         repeatable: Whether the step may be repeated by Binomial, see :func:`rematax.scan`.
         measured: Temporary and constant bytes by schedule, of what was compiled.
     """
@@ -290,28 +300,48 @@ class _Gradient:
         if not callable(f):
             raise TypeError(f"rx.plan: f must be a function of (carry, x), not {f!r}.")
         seen: dict[str, Any] = {}
+        given = jax.tree.leaves((init, xs))
 
         def look(init, xs):
             n = steps_of(xs, length, "rx.plan")
             if n is None:
                 raise TypeError("rx.plan: length must be known, not traced; make it static.")
-            seen["n"] = n
+            seen["n"], seen["repeatable"], seen["default"] = n, True, StoreAll()
             if n == 0:  # there is no first x to trace the step with
-                seen["step"], seen["consts"] = _as_it_is(f, init, xs), []
-                return jax.tree.leaves(init)
-            seen["step"], traced, carry, _, _ = flat_step(hoisted(f), init, xs, n)
-            seen["consts"], seen["unrepeatable"] = traced.consts, traced.unrepeatable
-            return carry
+                seen["step"] = _as_it_is(f, init, xs)
+                seen["inputs"] = [], jax.tree.leaves(init), jax.tree.leaves(xs)
+                return
+            call = captured(hoisted(f), init, xs, n)
+            first = call.sizes[1]
+
+            def step(consts, carry, x):
+                out = call.program(*consts, *carry, *x)
+                return out[:first], out[first:]
+
+            def run(*parts):
+                seen["inputs"] = parts
+                return runner(call, StoreAll())(*parts)
+
+            seen["step"], seen["repeatable"] = step, not call.effects & UNREPEATABLE
+            if seen["repeatable"]:
+                seen["default"] = _default(call)
+            call.finish(run)
 
         with in_one_sentence("rx.plan", f, (init, xs)):
-            carry = jax.eval_shape(look, init, xs)
-        self.n, self._step = seen["n"], seen["step"]
-        self.repeatable = not seen.get("unrepeatable")
+            # What is given as an array stays one, with its sharding; whatever was made of it while
+            # tracing is known by its type.
+            jax.eval_shape(lambda *args: (seen.update(args=args), look(*args))[1], init, xs)
+        arrays = {
+            id(traced): leaf
+            for traced, leaf in zip(jax.tree.leaves(seen["args"]), given, strict=True)
+            if is_array(leaf)
+        }
+        self.n, self._step, self.repeatable = seen["n"], seen["step"], seen["repeatable"]
+        self.default: Schedule = seen["default"]
         self.measured: dict[Schedule, int] = {}
-        self._inputs = (
-            [_abstract(leaf) if _is_traced(leaf) else leaf for leaf in seen["consts"]],
-            [a if _same(a, b) else b for a, b in zip(jax.tree.leaves(init), carry, strict=True)],
-            [_abstract(leaf) if _is_traced(leaf) else leaf for leaf in jax.tree.leaves(xs)],
+        self._inputs = tuple(
+            [_abstract(a) if _is_traced(a) else a for a in (arrays.get(id(a), a) for a in part)]
+            for part in seen["inputs"]
         )
 
         def run(*inputs):
@@ -359,13 +389,10 @@ class _Gradient:
             size += self.state_bytes  # the last state has a slot of its own
             size += 4 * states + 4 * n  # positions of the snapshots; table
         elif isinstance(schedule, Nested):
+            size += pieces(schedule, n, self._x_bytes, self._y_bytes)
             radices = schedule.blocks(n)
-            blocks = [min(math.prod(radices[level:]), n) for level in range(1, len(radices))]
-            # Each open block has its part of xs, of their gradient, of ys and of their cotangents.
-            size += sum(blocks) * (5 * self._x_bytes + 4 * self._y_bytes) // 2
-            if n and blocks and n % blocks[0]:
-                # A last block of its own: all of these are cut and joined, and gradients added up.
-                size += n * (self._x_bytes + self._y_bytes) + len(radices) * self._captured_bytes
+            if n % math.prod(radices[1:]):  # gradients of two parts, added up
+                size += len(radices) * self._captured_bytes
         return size
 
     def needs(self, schedule: Schedule) -> int:
@@ -417,6 +444,14 @@ class _Gradient:
         return measure(gradient, self._inputs, cotangents).working_bytes
 
 
+def _default(call: Captured) -> Schedule:
+    """Find what :func:`rematax.scan` takes for the derivative along all inputs that have one."""
+    loop = Loop(call.program, call.sizes, call.length, call.reverse, call.unroll, None)
+    given = Parts(*(tuple(map(has_tangent, part)) for part in loop.types))
+    schedule = decided(loop, given).schedule
+    return StoreAll() if schedule is None else schedule
+
+
 def _as_it_is(f, init, xs):
     """Restate a step on lists of leaves without tracing it."""
     trees = jax.tree.structure(init), jax.tree.structure(xs)
@@ -434,11 +469,6 @@ def _is_traced(leaf: Any) -> bool:
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-
-
-def _same(leaf: Any, wanted: Any) -> bool:
-    """Tell whether a leaf of the first carry can stand as it is: not promoted, not traced."""
-    return is_array(leaf) and not _is_traced(leaf) and leaf.dtype == wanted.dtype
 
 
 def _written(schedule: Schedule) -> str:

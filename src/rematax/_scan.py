@@ -4,70 +4,88 @@ The loop is always the same; what differs is what its gradient keeps, which a sc
 :mod:`rematax._schedules`). Two engines carry the schedules out:
 
 - the *structural* schedules are spelled out in JAX's own terms, as (nested) ``jax.lax.scan``
-  with :func:`jax.checkpoint` around the step or the block;
+  with :func:`jax.checkpoint` around the step or the block (:mod:`rematax._structural`);
 - the *binomial* schedule is a table, and its gradient the table-driven reverse sweep of
-  :mod:`rematax._reverse`, which :mod:`rematax._rules` hands to JAX.
+  :mod:`rematax._sweeps`, whose transformations are in :mod:`rematax._maps`.
 
-This module turns a user's step (any pytrees, any closure) into a step on flat lists of leaves,
-once, and checks what there is to check. Its names for things are those of ``jax.lax.scan``.
+``jax.lax.scan`` itself traces the step, so that names, errors and types are its own. Without a
+derivative the loop is run as ``jax.lax.scan`` would run it.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
+from jax import export, lax
 
-from ._linear import closed, same_type
-from ._loop import Inputs, Loop, inexact
-from ._rules import checkpointed_scan
-from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
+from ._jax import (
+    UNREPEATABLE,
+    Captured,
+    Leaves,
+    apply,
+    as_array,
+    captured,
+    divide,
+    is_ref,
+    rematerialises_late,
+)
+from ._loop import Loop, pick, put
+from ._maps import Forward, spelled_out
+from ._schedules import Binomial, Nested, Schedule, StoreAll
 from ._tracing import is_array, is_number
 
 Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
 PyTree = Any
 
 
 def scan(
-    f: Callable[[Carry, Any], tuple[Carry, Any]],
+    f: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,
-    xs: PyTree = None,
+    xs: X | None = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     *,
     schedule: Schedule | None = None,
-) -> tuple[Carry, PyTree]:
+) -> tuple[Carry, Y]:
     r"""Run ``carry, y = f(carry, x)`` over the leading axis of ``xs``, as ``jax.lax.scan`` does.
 
     The results are those of ``jax.lax.scan``, and so are all derivatives, to rounding; only the
     memory and the work of reverse mode are different. With ``n`` steps, the gradient runs ``f``
     ``schedule.evaluations(n)`` times and keeps ``schedule.stored(n)`` states and tapes, beside
-    what any gradient needs: ``xs``, ``ys``, and the gradients asked for. Replayed steps repeat
-    their effects (prints, callbacks).
+    what any gradient needs: ``xs``, ``ys``, and the gradients asked for. A state is what of the
+    carry a derivative needs: sums, buffers that are only written to, and what ``f`` passes on
+    unchanged are no part of it. Replayed steps repeat their effects (prints, callbacks).
 
     Every transformation of JAX applies, in any order: :func:`jax.grad`, :func:`jax.jvp`,
     ``jax.jacfwd``, :func:`jax.linearize`, ``jax.hessian``, :func:`jax.vmap`,
-    :func:`jax.jit`, :func:`jax.checkpoint`, ``jax.shard_map``. Derivatives of derivatives keep
-    to the schedule too: a Hessian-vector product by forward over reverse,
-    ``jax.jvp(jax.grad(loss), ...)``, holds twice the states; reverse over forward and, with
-    ``Binomial``, reverse over reverse hold a few times as many. Reverse over reverse with
-    ``EveryStep`` or ``Nested`` tapes what the first reverse mode computed again, and so holds what
-    a schedule of one level less would. A step with a :func:`jax.custom_vjp` has no second
-    derivatives with ``Binomial``, since those need its forward mode: JAX says so. Use ``Nested``
-    there, or a :func:`jax.custom_jvp`.
+    :func:`jax.jit`, :func:`jax.checkpoint`, ``jax.shard_map``. Forward mode keeps nothing and runs
+    each step once. Derivatives of derivatives keep to the schedule too: a Hessian-vector product
+    by forward over reverse, ``jax.jvp(jax.grad(loss), ...)``, runs the step as often as the
+    gradient and holds twice the states; reverse over forward and, with ``Binomial``, reverse over
+    reverse hold a few times as many. Reverse over reverse with ``EveryStep`` or ``Nested`` tapes
+    what the first reverse mode computed again, and so holds what a schedule of one level less
+    would. Second derivatives of a step with a :func:`jax.custom_vjp` are those of ``Nested`` where
+    the schedule is ``Binomial``.
+
+    Under :func:`jax.vmap` the step is mapped, not the loop: weights that a batch shares stay one
+    array, and their cotangents are summed within each step. Outside :func:`jax.jit` compiled
+    programs are found again for the same ``f``; a function made anew each time compiles each time.
 
     Args:
         f: The step, a function of ``(carry, x)`` that returns ``(carry, y)``. Carry, x and y are
             pytrees of arrays; the carry keeps its structure, shapes and dtypes. ``f`` is traced
             once, or twice where ``init`` holds Python scalars that have to be promoted. It may
-            close over arrays, differentiated ones included. It must not write to mutable arrays.
+            close over arrays, differentiated ones included, and over mutable arrays; if it writes
+            to those, see below.
         init: The first carry, of any unit and dtype. Leaves of integer, boolean or key dtype are
             carried but have no derivative.
         xs: Pytree of arrays with a common leading axis of length ``n``; ``None`` for no input.
@@ -77,19 +95,27 @@ def scan(
             :class:`rematax.Binomial` it applies to the forward sweep, with
             :class:`rematax.Nested` to the innermost loop.
         schedule: What the gradient keeps: :class:`rematax.StoreAll`, :class:`rematax.EveryStep`,
-            :class:`rematax.Nested` or :class:`rematax.Binomial`. Default:
-            ``rematax.Binomial()``, whose memory grows like :math:`\sqrt{2n}` states and which runs
-            no step more than three times.
+            :class:`rematax.Nested` or :class:`rematax.Binomial`. Default: a rule on the number of
+            steps and the bytes of state, tape, x and y. Where recomputing would not halve the bytes
+            (few steps, a narrow tape), and where steps must not be repeated, everything is stored.
+            Else it is ``rematax.Binomial()``, whose memory grows like :math:`\sqrt{2n}` states and
+            which runs no step more than three times; or ``rematax.Nested()`` where that holds less,
+            and for states under 1 kB, unless it holds twice as much.
 
     Returns:
         ``(carry, ys)``: the last carry, and the ys stacked along a new leading axis.
 
     Raises:
         TypeError: If ``schedule`` is not a schedule, ``f`` does not return a pair, the carry
-            changes its structure, shapes or dtypes, or ``length`` is no static integer.
+            changes its structure, shapes or dtypes, ``length`` is no static integer, ``xs`` holds
+            numbers in the place of arrays, or ``init`` or ``xs`` a mutable array.
         ValueError: If ``length`` is missing, negative, or contradicts ``xs``, if the leaves of
-            ``xs`` differ in length or have no leading axis, or if a ``Nested`` schedule with given
-            radices does not cover ``n``.
+            ``xs`` differ in length, have no leading axis, or are sharded along it by an explicit
+            mesh, or if a ``Nested`` schedule with given radices does not cover ``n``.
+        NotImplementedError: If a derivative is taken that cannot be: with a schedule given that
+            runs steps again, of a step that writes to mutable arrays, or of a number of steps that
+            is a symbol of ``jax.export``; with ``Binomial``, of a step with ordered effects, which
+            ``EveryStep`` and ``Nested`` repeat. Without a schedule, those store everything.
 
     References:
         A. Griewank and A. Walther (2000), "Algorithm 799: revolve", ACM Transactions on
@@ -117,42 +143,76 @@ def scan(
     schedule = _checked(schedule)
     if not callable(f):
         raise TypeError(f"rx.scan: f must be a function of (carry, x), not {f!r}.")
+    _refuse_refs("init", init)
     n = steps_of(xs, length)
     eager = jax.config.jax_disable_jit  # type: ignore[attr-defined]
-    if n is None or n == 0 or eager or isinstance(schedule, StoreAll):
+    length = None if _is_symbol(length) else length  # which jax.lax.scan reads off xs only
+    if n == 0 or eager or (n is None and schedule is None) or isinstance(schedule, StoreAll):
         # Nothing to schedule; or an error that jax.lax.scan words best; or a person debugging, who
         # wants to see concrete values.
         return lax.scan(f, init, xs, length, reverse, unroll)
-    if isinstance(schedule, EveryStep):
-        rebuilt = jax.checkpoint(f, prevent_cse=False)
-
-        @functools.wraps(f)  # so that errors name the arguments of `f`
-        def every(carry, x):
-            return rebuilt(carry, x)
-
-        return lax.scan(every, init, xs, n, reverse, unroll)
-
-    step, traced, carry, (carry_tree, y_tree), outs = flat_step(f, init, xs, n)
-    leaves = [jnp.asarray(x) for x in jax.tree.leaves(xs)]
+    call = captured(f, init, xs, length if n is None else n, reverse, unroll)
+    if n is None:
+        return call.finish(lambda *parts: call.plain(*_guarded(_UNKNOWN_LENGTH, *parts)))
     if isinstance(schedule, Nested):
-        radices = schedule.blocks(n)
-
-        def bound(carry, x):
-            return step(traced.consts, carry, x)
-
-        carry, ys = _nested(bound, carry, leaves, n, radices, schedule.tapes, reverse, unroll)
-    elif isinstance(schedule, Binomial):
-        loop = Loop(step, n, reverse, unroll, outs, schedule.stops(n), schedule.slots(n))
-        inputs = Inputs(traced.consts, carry, leaves)
-        carry, ys = checkpointed_scan(loop, inputs, unrepeatable=traced.unrepeatable)
-    else:
-        raise TypeError(f"rx.scan: no engine for a schedule of type {type(schedule).__name__}.")
-    return jax.tree.unflatten(carry_tree, carry), jax.tree.unflatten(y_tree, ys)
+        schedule.blocks(n)  # or an error, derivative or not
+    return call.finish(runner(call, schedule))
 
 
-def _checked(schedule: Any) -> Schedule:
+def runner(call: Captured, schedule: Schedule | None) -> Callable[..., list[Any]]:
+    """Give what runs in the place of the scan that was traced: a function of its flat inputs."""
+    if schedule is None and call.effects & UNREPEATABLE:
+        return call.plain  # whose derivative stores everything
+    once = call.effects & (UNREPEATABLE if isinstance(schedule, Binomial) else _REPEATED_IN_ERROR)
+    if once:
+        refusal = _UNREPEATABLE_STEP.format(*_UNREPEATABLE_WORDS[min(once)])
+        return lambda *parts: call.plain(*_guarded(refusal, *parts))
+    loop = Loop(call.program, call.sizes, call.length, call.reverse, call.unroll, schedule)
+    run = Forward(loop, loop.none.carry)
+    if schedule is not None and loop.is_structural and rematerialises_late():
+        whole = spelled_out(run)
+        return lambda *parts: whole(*(leaf for part in parts for leaf in part))
+    return lambda *parts: apply(run, *(as_array(leaf) for part in parts for leaf in part))
+
+
+# jax.checkpoint, too, repeats ordered callbacks, in some order.
+_REPEATED_IN_ERROR = UNREPEATABLE - {"ordered"}
+_UNREPEATABLE_WORDS = {
+    "lends": ("hands a mutable array to a function that may write to it", "carry the array"),
+    "ordered": ("has ordered effects", "print with ordered=False"),
+    "writes": ("writes to a mutable array", "carry the array instead of mutating it"),
+}
+_UNREPEATABLE_STEP = (
+    "rx.scan: this derivative re-runs steps, but the step {}, which must happen once and in order; "
+    "{}, or use schedule=rx.StoreAll()."
+)
+_UNKNOWN_LENGTH = (
+    "rx.scan: the number of steps is a symbol, and a schedule needs to know it for a derivative; "
+    "export for a fixed length, or use schedule=rx.StoreAll()."
+)
+
+
+def _guarded(refusal: str, consts: Leaves, carry: Leaves, xs: Leaves) -> list[Leaves]:
+    """Refuse derivatives of a loop by what it takes."""
+
+    @jax.custom_jvp
+    def same(arrays: Leaves) -> Leaves:
+        return arrays
+
+    @functools.partial(same.defjvp, symbolic_zeros=True)
+    def refuse(primals: Any, tangents: Any) -> Any:
+        del primals, tangents
+        raise NotImplementedError(refusal)
+
+    leaves = [*consts, *carry, *xs]
+    arrays = [is_array(a) and not is_ref(a) for a in leaves]
+    leaves = put(leaves, arrays, same(list(map(as_array, pick(leaves, arrays)))))
+    return divide(leaves, (len(consts), len(carry), len(xs)))
+
+
+def _checked(schedule: Any) -> Schedule | None:
     if schedule is None:
-        return Binomial()
+        return None
     if isinstance(schedule, Schedule):
         return schedule
     hint = f"; write rx.{schedule.__name__}()" if isinstance(schedule, type) else ""
@@ -163,8 +223,15 @@ def _checked(schedule: Any) -> Schedule:
 
 
 def steps_of(xs: PyTree, length: Any, caller: str = "rx.scan") -> int | None:
-    """Find the number of steps; ``None`` where it is traced, which ``jax.lax.scan`` refuses."""
-    lengths = {}
+    """Find the number of steps; ``None`` where it has no value.
+
+    That is where it is traced, which ``jax.lax.scan`` refuses, or a symbol, which it takes of xs.
+    """
+    if isinstance(xs, int | np.integer) and not isinstance(xs, bool):
+        raise TypeError(f"{caller}: xs must be an array, not {xs}; did you mean length={xs}?")
+    _refuse_lists(xs, caller)
+    _refuse_refs("xs", xs, caller)
+    lengths: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(xs):
         name = "xs" + jax.tree_util.keystr(path)
         texts = getattr(getattr(leaf, "dtype", None), "kind", None) in ("U", "S")
@@ -172,6 +239,11 @@ def steps_of(xs: PyTree, length: Any, caller: str = "rx.scan") -> int | None:
             raise TypeError(f"{caller}: {name} must be an array, not {leaf!r:.40}.")
         if not jnp.shape(leaf):
             raise ValueError(f"{caller}: {name} has no leading axis to scan over.")
+        if sharded := _leading_mesh_axes(leaf):
+            raise ValueError(
+                f"{caller}: {name} is sharded along its leading axis, by mesh axis {sharded!r}, "
+                "but a loop takes its entries one after another; reshard it, by jax.reshard."
+            )
         lengths[name] = jnp.shape(leaf)[0]
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {m}" for name, m in lengths.items())
@@ -179,9 +251,17 @@ def steps_of(xs: PyTree, length: Any, caller: str = "rx.scan") -> int | None:
     if length is None:
         if not lengths:
             raise ValueError(f"{caller}: give length, as there are no xs to take it from.")
-        return next(iter(lengths.values()))
+        n = next(iter(lengths.values()))
+        return None if _is_symbol(n) else n
     if isinstance(length, jax.core.Tracer):
         return None
+    if _is_symbol(length):
+        if set(lengths.values()) == {length}:
+            return None
+        raise TypeError(
+            f"{caller}: length is the symbol {length}, which can only be the length of xs; leave "
+            "it out, and pass xs of that length, such as jnp.arange."
+        )
     try:
         n = operator.index(length)
     except TypeError:
@@ -194,83 +274,52 @@ def steps_of(xs: PyTree, length: Any, caller: str = "rx.scan") -> int | None:
     return n
 
 
-def flat_step(f, init, xs, n):
-    """Trace the step, and restate it on flat lists of leaves.
+def _refuse_lists(xs: PyTree, caller: str) -> None:
+    """Refuse lists of numbers, each of which would be a leaf."""
 
-    Returns:
-        The step ``(consts, carry, x) -> (carry, y)``, the traced ``f``, the leaves of the first
-        carry, the trees of carry and y, and the mask of inexact ys.
-    """
-    x = jax.tree.map(lambda a: lax.index_in_dim(jnp.asarray(a), 0, keepdims=False), xs)
-    leaves, tree = jax.tree.flatten(init)
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
-    size = len(leaves)
+    def is_list(node: Any) -> bool:
+        return (
+            type(node) in (list, tuple)
+            and bool(node)
+            and all(
+                is_number(item) or isinstance(item, np.generic) or is_list(item) for item in node
+            )
+        )
 
-    def trace():
-        traced = closed(f, jax.tree.unflatten(tree, leaves), x)
-        trees = jax.tree.structure(traced.out).children()
-        return traced, trees, len(trees) == 2 and trees[0].num_leaves == size
-
-    def changes(leaf, out):
-        return not same_type(jax.typeof(leaf), out)
-
-    def promotes(leaf, out):
-        return jax.typeof(leaf).weak_type and changes(leaf, out)
-
-    traced, trees, pair = trace()
-    if pair and any(map(promotes, leaves, traced.types)):
-        # Python scalars take the dtype that the step gives them, as in jax.lax.scan.
-        leaves = [
-            lax.convert_element_type(leaf, jnp.result_type(leaf, out.dtype))
-            if promotes(leaf, out)
-            else leaf
-            for leaf, out in zip(leaves, traced.types, strict=False)
-        ]
-        traced, trees, pair = trace()
-    if not pair or trees[0] != tree or any(map(changes, leaves, traced.types)):
-        # Whatever is wrong, jax.lax.scan says it well, and in terms of the arguments of `f`.
-        jax.eval_shape(lambda: lax.scan(f, init, xs, n))
-
-    def step(consts, carry, x):
-        out = traced.call(consts, [*carry, *x])
-        # A step that returns a Python scalar, such as a flag it sets, returns it as it is.
-        out = [
-            leaf if is_array(leaf) else jnp.asarray(leaf, None if kind.weak_type else kind.dtype)
-            for leaf, kind in zip(out, traced.types, strict=True)
-        ]
-        return out[:size], out[size:]
-
-    return step, traced, leaves, trees, tuple(map(inexact, traced.types[size:]))
+    for path, node in jax.tree_util.tree_leaves_with_path(xs, is_leaf=is_list):
+        if is_list(node):
+            name = "xs" + jax.tree_util.keystr(path)
+            raise TypeError(
+                f"{caller}: {name} is a {type(node).__name__} of numbers, not an array; pass "
+                f"jnp.asarray({name})."
+            )
 
 
-def _nested(step, carry, xs, n, radices, tapes, reverse, unroll):
-    """Run ``n`` steps in blocks; what does not fill a block is a shorter block of its own."""
-    if len(radices) == 1:
-        leaf = step if tapes else jax.checkpoint(step, prevent_cse=False)
-        return lax.scan(leaf, carry, xs, n, reverse, unroll)
+def _refuse_refs(name: str, tree: PyTree, caller: str = "rx.scan") -> None:
+    """Refuse mutable arrays among what the loop is given."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if hasattr(_type_of(leaf), "inner_aval"):
+            raise TypeError(
+                f"{caller}: {name}{jax.tree_util.keystr(path)} is a mutable array, which can be "
+                "neither carried nor scanned over; let f close over it instead."
+            )
 
-    def block(carry, xs, steps):
-        carry, ys = _nested(step, carry, xs, steps, radices[1:], tapes, reverse, unroll)
-        # The axis added is merged below. It keeps integer ys of a scan from leaving a checkpoint
-        # untouched, which JAX 0.10 cannot transpose where jax_remat3 is on.
-        return carry, [y[None] for y in ys]
 
-    size = math.prod(radices[1:])
-    full, rest = divmod(n, size)
-    # The shorter block runs last, so that it lies at the end of xs, or at the start if reversed.
-    start = rest if reverse else 0
-    whole = [lax.reshape(x[start : start + full * size], (full, size, *x.shape[1:])) for x in xs]
-    part = [x[:rest] if reverse else x[full * size :] for x in xs]
-    pieces = []
-    if full:
-        body = jax.checkpoint(lambda c, x: block(c, x, size), prevent_cse=False)
-        carry, ys = lax.scan(body, carry, whole, full, reverse)
-        pieces.append([lax.reshape(y, (full * size, *y.shape[3:])) for y in ys])
-    if rest:
-        carry, ys = jax.checkpoint(lambda c, x: block(c, x, rest))(carry, part)
-        pieces.append([y[0] for y in ys])
-    if len(pieces) == 1:
-        return carry, pieces[0]
-    return carry, [
-        lax.concatenate(ys, 0) for ys in zip(*pieces[:: -1 if reverse else 1], strict=True)
-    ]
+def _leading_mesh_axes(leaf: Any) -> Any:
+    """Give the axes of an explicit mesh along which a leaf's leading axis is sharded, if any."""
+    spec = getattr(getattr(_type_of(leaf), "sharding", None), "spec", ())
+    spec = getattr(spec, "partitions", spec)  # what newer JAX calls them
+    return spec[0] if spec else None
+
+
+def _type_of(leaf: Any) -> Any:
+    """Give the type that JAX sees, None if it sees none."""
+    try:
+        return jax.typeof(leaf) if is_array(leaf) else None
+    except TypeError:
+        return None
+
+
+def _is_symbol(size: Any) -> bool:
+    """Tell whether a size is a symbol, as in what is exported for any size."""
+    return bool(export.is_symbolic_dim(size))

@@ -28,6 +28,7 @@ References:
 from __future__ import annotations
 
 import abc
+import functools
 import math
 import operator
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ class Schedule(abc.ABC):
 
     Schedules are immutable values: equal ones compare and hash alike, so that they can be static
     arguments of :func:`jax.jit`.
+
+    Example:
+        >>> import rematax as rx
+        >>> def work(schedule: rx.Schedule, n: int) -> float:
+        ...     return schedule.evaluations(n) / n
+        >>> [work(schedule, 100) for schedule in (rx.StoreAll(), rx.EveryStep(), rx.Nested(3))]
+        [1.0, 2.0, 4.0]
+        >>> isinstance(rx.Binomial(), rx.Schedule)
+        True
     """
 
     __slots__ = ()
@@ -129,8 +139,10 @@ class Nested(Schedule):
     would.
 
     Args:
-        levels: Number of levels ``k``, at least 1; default 2. The radices are then as equal as
-            integers can be, which makes their sum the least that covers ``n``.
+        levels: Number of levels ``k``, at least 1; default 2. The radices are then those with the
+            least sum that divide ``n`` evenly, if that sum is at most a quarter above the least
+            that covers ``n``: a last block that is shorter has its part of ``xs``, ``ys`` and their
+            gradients copied. Else they are as equal as integers can be.
         radices: Steps per block, outermost first, instead of ``levels``; their product must cover
             the ``n`` that the schedule is used with.
         tapes: Keep the tapes of one innermost block instead of rebuilding each: saves ``n``
@@ -212,7 +224,9 @@ class Nested(Schedule):
         while (m + 1) ** levels < n:
             m += 1
         more = next(a for a in range(levels + 1) if (m + 1) ** a * m ** (levels - a) >= n)
-        return (m + 1,) * more + (m,) * (levels - more)
+        covering = (m + 1,) * more + (m,) * (levels - more)
+        even = _factors(max(n, 1), levels)
+        return even if min(even) > 1 and 4 * sum(even) <= 5 * sum(covering) else covering
 
     def evaluations(self, n: int) -> int:
         """Count evaluations: ``(levels + 1) n``, or ``levels * n`` with ``tapes=True``."""
@@ -325,6 +339,16 @@ class Binomial(Schedule):
             array([1, 3, 5, 4, 2], dtype=int32)
         """
         return stops(_steps(n), self.slots(n))
+
+
+@functools.lru_cache(maxsize=4096)
+def _factors(n: int, count: int) -> tuple[int, ...]:
+    """Find ``count`` integers whose product is ``n``, of the least sum, the largest first."""
+    if count == 1:
+        return (n,)
+    divisors = {d for a in range(1, math.isqrt(n) + 1) if n % a == 0 for d in (a, n // a)}
+    found = ((d, *_factors(n // d, count - 1)) for d in divisors)
+    return min((tuple(sorted(f, reverse=True)) for f in found), key=sum)
 
 
 def _positive(owner: str, name: str, value: Any) -> int:

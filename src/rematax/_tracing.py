@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 _NEEDS_A_VALUE = (
@@ -103,19 +104,18 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, (bool, int, float, complex))
 
 
+def inexact(leaf: Any) -> bool:
+    """Tell whether a leaf can carry a derivative: real or complex floating point."""
+    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
 def is_literal(atom: Any) -> bool:
     """Tell whether an atom of a jaxpr is a value written into it, not a variable."""
     return hasattr(atom, "val")
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
-    """Yield the jaxprs among an equation's parameters, closed ones as they are.
-
-    Our own linear map (:mod:`rematax._linear`) holds a function, which is traced here.
-    """
-    if eqn.primitive.name == "rematax_linear":
-        with contextlib.suppress(NameError):  # of a mapped axis, known only where it was traced
-            yield jax.make_jaxpr(eqn.params["forward"])(*(atom.aval for atom in eqn.invars))
+    """Yield the jaxprs among an equation's parameters, closed ones as they are."""
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(getattr(item, "jaxpr", item), "eqns"):

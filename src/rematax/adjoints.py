@@ -41,11 +41,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _online
-from ._loop import inexact
 from ._measure import measure
 from ._sizes import format_bytes, format_fit, parse_limit, tree_bytes
 from ._tables import table_html, table_text
-from ._tracing import is_array, is_number
+from ._tracing import inexact, is_array, is_number
 
 PyTree = Any
 
