@@ -2,14 +2,18 @@
 
 A name is a kind and its numbers: ``rx.scan 30`` is the binomial schedule with 30 snapshots,
 ``nested 16 8 8`` nesting by hand with these radices, ``equinox 30`` equinox's checkpointed loop
-with 30 snapshots, ``recursive 30`` diffrax's recursive adjoint with 30 checkpoints.
+with 30 snapshots, ``recursive 30`` diffrax's recursive adjoint with 30 checkpoints. A name that
+ends in ``by hand`` is the same on the workload's program written by hand.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
+
+BY_HAND = " by hand"
 
 
 def gradient(name, work):
@@ -18,20 +22,29 @@ def gradient(name, work):
         return lambda c, k: (_loss(_plain(work, c, k)), (c, k))
     if name == "turns":
         return lambda c, k: _turns(work, c, k)
-    run = last_state(name)
-    return jax.value_and_grad(lambda c, k: _loss(run(work, c, k)), (0, 1))
+    if name.endswith(BY_HAND):
+        return gradient(name.removesuffix(BY_HAND), work._replace(program=work.by_hand))
+    run = result(name)
+
+    def loss(c, k):
+        return _loss(run(work, c, k))
+
+    def curvature(c, k):
+        _, along = jax.jvp(jax.grad(loss, (0, 1)), (c, k), (c, k))
+        return (c * along[0]).sum(), along
+
+    if work.order == 0:
+        return lambda c, k: (loss(c, k), (c, k))
+    return curvature if work.order == 2 else jax.value_and_grad(loss, (0, 1))
 
 
 def _loss(c):
-    return (c**2).sum()
-
-
-def _body(work, k):
-    return lambda c, _: (work.step(c, k), None)
+    """Give a number as it is, so that a scan outside of jit is timed and nothing else."""
+    return (c**2).sum() if c.ndim else c
 
 
 def _plain(work, c, k):
-    return jax.lax.scan(_body(work, k), c, None, work.n)[0]
+    return work.run(jax.lax.scan, c, k)
 
 
 def _turns(work, c, k):
@@ -52,27 +65,30 @@ def _turns(work, c, k):
     return _loss(c), (ct, slope)
 
 
-def last_state(name):
-    """Give ``(work, c, k) -> last state`` for a contender's name."""
+def result(name):
+    """Give ``(work, c, k) -> last state``, or what the workload's program returns, for a name."""
     kind, *rest = name.split(" ")
     numbers = [int(word) for word in rest if word.isdigit()]
     if kind == "lax.scan":
         return _plain
     if kind == "per-step":
-        return lambda work, c, k: jax.lax.scan(
-            jax.checkpoint(_body(work, k), prevent_cse=False), c, None, work.n
-        )[0]
+        return lambda work, c, k: work.run(_per_step, c, k)
     if kind == "nested":
-        return lambda work, c, k: _nested(_body(work, k), c, numbers)
+        return lambda work, c, k: work.run(functools.partial(_nested, radices=numbers), c, k)
     if kind == "equinox":
         return lambda work, c, k: _equinox(work, c, k, numbers[0])
     if kind in ("recursive", "direct"):
         return lambda work, c, k: _diffrax(work, c, k, kind, numbers)
-    return lambda work, c, k: _ours(work, c, k, rest)
+    return lambda work, c, k: work.run(_ours(rest), c, k)
 
 
-def _nested(body, c, radices):
+def _per_step(body, c, xs, length=None):
+    return jax.lax.scan(jax.checkpoint(body, prevent_cse=False), c, xs, length)
+
+
+def _nested(body, c, xs, length, radices):
     """Nest scans by hand, each block and each step checkpointed."""
+    assert xs is None and math.prod(radices) == length
 
     def level(c, radices):
         if not radices:
@@ -80,7 +96,7 @@ def _nested(body, c, radices):
         inner = jax.checkpoint(lambda c: level(c, radices[1:]), prevent_cse=False)
         return jax.lax.scan(lambda c, _: (inner(c), None), c, None, radices[0])[0]
 
-    return level(c, radices)
+    return level(c, radices), None
 
 
 def _equinox(work, c, k, snapshots):
@@ -124,12 +140,12 @@ def schedule(words):
     import rematax as rx
 
     match words:
-        case []:
-            return rx.Binomial()
         case ["store"]:
             return rx.StoreAll()
         case ["step"]:
             return rx.EveryStep()
+        case ["nested"]:
+            return rx.Nested()
         case ["nested", *radices]:
             return rx.Nested(radices=tuple(map(int, radices)))
         case [number]:
@@ -137,15 +153,18 @@ def schedule(words):
     raise ValueError(f"no schedule of rx.scan is called {' '.join(words)!r}.")
 
 
-def _ours(work, c, k, words):
+def _ours(words):
     import rematax as rx
 
-    return rx.scan(_body(work, k), c, None, work.n, schedule=schedule(words))[0]
+    # Without one named, as a reader would write it.
+    return functools.partial(rx.scan, schedule=schedule(words)) if words else rx.scan
 
 
-def evaluations(name, n):
+def evaluations(name, work):
     """Count the runs of the step in one gradient, where it is known."""
-    kind, *rest = name.split(" ")
+    n, (kind, *rest) = work.n, name.removesuffix(BY_HAND).split(" ")
+    if work.order != 1:
+        return None
     if kind == "lax.scan":
         return n
     if kind == "per-step":
@@ -153,13 +172,15 @@ def evaluations(name, n):
     if kind == "nested":
         assert math.prod(map(int, rest)) == n
         return (len(rest) + 1) * n
-    if kind == "rx.scan":
+    if kind == "rx.scan" and rest:  # what it takes by itself depends on the step
         return schedule(rest).evaluations(n)
     return None
 
 
 def label(name):
     """Name a contender as a reader would."""
+    if name.endswith(BY_HAND):
+        return label(name.removesuffix(BY_HAND)) + ", written by hand"
     kind, *rest = name.split(" ")
     numbers = " x ".join(rest)
     match kind:
@@ -174,7 +195,8 @@ def label(name):
         case "direct":
             return "diffrax, direct"
         case "rx.scan":
-            return f"rx.scan, {schedule(rest)}".replace("snapshots=", "")
+            named = f"{schedule(rest)}".replace("snapshots=", "") if rest else "no schedule named"
+            return f"rx.scan, {named}"
         case "forward":
             return "the loop alone, no gradient"
         case "turns":

@@ -54,7 +54,7 @@ def many_steps():
         "plain": jax.lax.scan,
         "each step checkpointed": partial(rx.scan, schedule=rx.EveryStep()),
         "rx.scan, nested": partial(rx.scan, schedule=rx.Nested()),
-        "rx.scan": rx.scan,
+        "rx.scan, binomial": partial(rx.scan, schedule=rx.Binomial()),
     }
     functions = {
         way: jax.value_and_grad(partial(integral, scan=scan), (0, 1)) for way, scan in ways.items()
