@@ -62,7 +62,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Words of docstrings' type notes that are no Python names.
     ("py:class", r"optional|callable|array|pytree|scalar|dtype|.*\|.*"),
-    # The base class of the schedules, which is not public: see its four subclasses.
+    # autodoc names a base class by where it stands, not by its public name, rematax.Schedule.
     ("py:class", r"rematax\._schedules\.Schedule"),
 ]
 bibtex_bibfiles = ["references.bib"]
