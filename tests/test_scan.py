@@ -239,6 +239,9 @@ def test_custom_rules_in_the_step(schedule):
 @every_schedule
 def test_second_derivatives_of_a_custom_vjp(schedule):
     """Of a pullback that is not the derivative of the value, so that it is seen to be used."""
+    if isinstance(schedule, rx.Binomial) and jax.__version_info__ < (0, 10):
+        pytest.skip("JAX 0.8 fails to transpose lax.scan itself here")
+
     sine = jax.custom_vjp(jnp.sin)
     sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * ct * x * jnp.cos(x),))
 

@@ -74,7 +74,7 @@ def scan(
     reverse hold a few times as many. Reverse over reverse with ``EveryStep`` or ``Nested`` tapes
     what the first reverse mode computed again, and so holds what a schedule of one level less
     would. Second derivatives of a step with a :func:`jax.custom_vjp` are those of ``Nested`` where
-    the schedule is ``Binomial``.
+    the schedule is ``Binomial`` (JAX 0.8 fails at some of them, where it has to transpose scans).
 
     Under :func:`jax.vmap` the step is mapped, not the loop: weights that a batch shares stay one
     array, and their cotangents are summed within each step. Outside :func:`jax.jit` compiled
