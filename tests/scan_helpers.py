@@ -59,6 +59,19 @@ def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-6):
             np.testing.assert_allclose(*wide, rtol=rtol, atol=atol)
 
 
+def agree(program, schedule, *args, **tolerances):
+    """Assert that a program gives the same with both scans."""
+    expected = program(jax.lax.scan, *args)
+    with known_bug(schedule):
+        actual = program(with_schedule(schedule), *args)
+    assert_trees_close(actual, expected, **tolerances)
+
+
+def sine(c, x):
+    """One nonlinear step."""
+    return jnp.sin(c) * x, c
+
+
 class Counted:
     """A step that counts how often it really runs, and how often it is traced."""
 

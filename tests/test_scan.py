@@ -7,25 +7,12 @@ import pytest
 from jax import lax
 
 import rematax as rx
-from scan_helpers import SCHEDULES, Counted, assert_trees_close, known_bug, with_schedule
+from scan_helpers import SCHEDULES, Counted, agree, assert_trees_close, sine, with_schedule
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 BOTH = [rx.Nested(2), rx.Binomial(3)]
 both_engines = pytest.mark.parametrize("schedule", BOTH, ids=repr)
 XS = jnp.linspace(0.1, 1.0, 7)
-
-
-def agree(program, schedule, *args, **tolerances):
-    """Assert that a program gives the same with both scans."""
-    expected = program(lax.scan, *args)
-    with known_bug(schedule):
-        actual = program(with_schedule(schedule), *args)
-    assert_trees_close(actual, expected, **tolerances)
-
-
-def sine(c, x):
-    """One nonlinear step."""
-    return jnp.sin(c) * x, c
 
 
 @every_schedule

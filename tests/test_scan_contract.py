@@ -30,8 +30,9 @@ import rematax as rx
 from scan_helpers import (
     REMAT3,
     Counted,
+    agree,
     assert_trees_close,
-    known_bug,
+    sine,
     temp_bytes,
     with_schedule,
 )
@@ -42,19 +43,6 @@ ENGINES = [rx.Binomial(3)] if REMAT3 else [rx.EveryStep(), rx.Nested(2), rx.Bino
 every_engine = pytest.mark.parametrize("schedule", ENGINES, ids=repr)
 XS = jnp.linspace(0.1, 1.0, 7)
 ONE = np.float32(1.0)
-
-
-def agree(program, schedule, *args, **tolerances):
-    """Assert that a program gives the same with both scans."""
-    expected = program(lax.scan, *args)
-    with known_bug(schedule):
-        actual = program(with_schedule(schedule), *args)
-    assert_trees_close(actual, expected, **tolerances)
-
-
-def sine(c, x):
-    """One nonlinear step."""
-    return jnp.sin(c) * x, c
 
 
 def total(scan, step=sine, xs=XS):

@@ -14,13 +14,14 @@ needs.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from . import _jax
-from ._jax import Leaves, remembered
-from ._loop import Loop, Parts, negated, pick
+from ._jax import Leaves, pick, remembered
+from ._loop import Loop, Parts, negated
 from ._schedules import Binomial, Nested, Schedule, StoreAll
 from ._sizes import leaf_bytes
 from ._sweeps import pullback
@@ -58,19 +59,21 @@ def pieces(schedule: Nested, n: int, x: int, y: int) -> int:
 
 def decided(loop: Loop, given: Parts) -> Loop:
     """Settle the schedule of a loop whose derivatives are taken along the given inputs."""
-    return loop if loop.schedule is not None else _decided(loop, given)
+    if loop.schedule is not None:
+        return loop
+    return _decided(loop, given, _jax.rematerialises_late())
 
 
 @remembered
-def _decided(loop: Loop, given: Parts) -> Loop:
+def _decided(loop: Loop, given: Parts, late: bool) -> Loop:
     twice, _ = loop.doubled(given)
     linear, _ = twice.linear()
     state = sum(map(leaf_bytes, pick(linear.types.carry, negated(linear.tangents.carry))))
     x, y = (sum(map(leaf_bytes, part)) for part in (loop.types.xs, loop.y_types))
     schedule = choose(loop.length, state, tape_bytes(linear), x, y)
-    if isinstance(schedule, Nested) and _jax.rematerialises_late():
+    if isinstance(schedule, Nested) and late:
         schedule = Binomial()
-    return loop.scheduled(schedule)
+    return replace(loop, schedule=schedule)
 
 
 def tape_bytes(loop: Loop) -> int:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._jaxprs import is_literal, sub_jaxprs
 from ._sizes import format_bytes, leaf_bytes
 from ._tables import table_html
 from ._tracing import (
@@ -29,10 +30,8 @@ from ._tracing import (
     first_line,
     in_one_sentence,
     is_array,
-    is_literal,
     is_number,
     name_of,
-    sub_jaxprs,
 )
 
 _HEAD = ("kind", "shape", "size", "from", "how many")

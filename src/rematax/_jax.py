@@ -39,7 +39,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from ._tracing import sub_jaxprs
+from ._jaxprs import sub_jaxprs
 
 _SAVED = pe_internal.SaveableType
 
@@ -211,7 +211,7 @@ class Captured(NamedTuple):
         program: The step, a program of consts, carry and x that returns carry and y.
         sizes: Numbers of leaves of consts, carry and x.
         length, reverse, unroll: Of the loop.
-        effects: Names of what the step does beside computing; see :func:`_effects`.
+        effects: Names of what the step does beside computing; see :func:`_effect_name`.
         plain: ``plain(consts, carry, xs)`` runs the scan as ``jax.lax.scan`` does.
         finish: ``finish(run)`` calls ``run(consts, carry, xs)`` in the place of the scan, and
             returns what the scan returns; ``run`` gets and gives flat lists of leaves.
@@ -338,6 +338,11 @@ def is_ref(x: Any) -> bool:
 def is_ref_type(aval: Any) -> bool:
     """Tell whether an abstract value is that of a mutable array."""
     return hasattr(aval, "inner_aval")
+
+
+def pick(leaves: Sequence[Any], chosen: Sequence[bool]) -> Leaves:
+    """Keep the marked leaves."""
+    return [leaf for leaf, take in zip(leaves, chosen, strict=True) if take]
 
 
 def divide(leaves: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
@@ -541,8 +546,8 @@ def _partial_eval_custom(saveable: Any, unknown: Any, instantiated: Any, eqn: An
         staged = _equation(eqn, parts.linear, invars, outvars)
         return known, staged, unknown_out, unknown_out, [*new, *rest]
     only = parts.known.pruned(tuple(i is not None for i in parts.known_outputs))
-    outvars = [eqn.outvars[i] for i in _chosen(parts.known_outputs, only.outputs)]
-    known = _equation(eqn, only.map, _chosen(invars, only.inputs), outvars)
+    outvars = [eqn.outvars[i] for i in pick(parts.known_outputs, only.outputs)]
+    known = _equation(eqn, only.map, pick(invars, only.inputs), outvars)
     return known, eqn, unknown_out, [True] * size, new
 
 
@@ -551,7 +556,7 @@ def _dce(used: Any, *rest: Any) -> tuple[list[bool], Any]:
     if not any(used) and not _has_effects(eqn):
         return [False] * len(eqn.invars), None
     map, inputs, outputs = eqn.params["map"].pruned(tuple(used))
-    invars, outvars = _chosen(eqn.invars, inputs), _chosen(eqn.outvars, outputs)
+    invars, outvars = pick(eqn.invars, inputs), pick(eqn.outvars, outputs)
     return list(inputs), _equation(eqn, map, invars, outvars)
 
 
@@ -563,10 +568,6 @@ def _has_effects(eqn: Any) -> bool:
 def _equation(eqn: Any, map: Map, invars: Leaves, outvars: Leaves) -> Any:
     params = _params(map, (atom.aval for atom in invars))
     return eqn.replace(params=params, invars=invars, outvars=outvars)
-
-
-def _chosen(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    return [item for item, take in zip(items, mask, strict=True) if take]
 
 
 def _check(*args: Any, map: Map, jaxpr: Any) -> Any:

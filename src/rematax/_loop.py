@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from . import _jax
-from ._jax import Leaves, Mask, Program, divide, remembered
+from ._jax import Captured, Leaves, Mask, Program, divide, pick, remembered
 from ._schedules import Binomial, Schedule
 
 
@@ -65,15 +65,10 @@ class Marks(NamedTuple):
         return Marks(*(tuple(pick(mask, k)) for mask, k in zip(self, kept, strict=True)))
 
     def __and__(self, other: Marks) -> Marks:
-        return Marks(*(tuple(both(a, b)) for a, b in zip(self, other, strict=True)))
+        return Marks(*map(both, self, other))
 
     def __invert__(self) -> Marks:
         return Marks(*map(negated, self))
-
-
-def pick(leaves: Sequence[Any], chosen: Sequence[bool]) -> Leaves:
-    """Keep the marked leaves."""
-    return [leaf for leaf, take in zip(leaves, chosen, strict=True) if take]
 
 
 def put(leaves: Sequence[Any], chosen: Sequence[bool], new: Sequence[Any]) -> Leaves:
@@ -90,19 +85,24 @@ def spread(new: Sequence[Any], chosen: Sequence[bool]) -> Leaves:
     return put([None] * len(chosen), chosen, new)
 
 
+def masked(leaves: Sequence[Any], chosen: Sequence[bool]) -> Leaves:
+    """Put None for the leaves that are not marked."""
+    return spread(pick(leaves, chosen), chosen)
+
+
 def negated(mask: Sequence[bool]) -> Mask:
     """Mark the leaves that are not marked."""
     return tuple(not m for m in mask)
 
 
 def both(a: Sequence[bool], b: Sequence[bool]) -> Mask:
-    """Mark the leaves that both mark."""
-    return tuple(x and y for x, y in zip(a, b, strict=True))
+    """Mark the leaves that both mark; None is no mark."""
+    return tuple(bool(x and y) for x, y in zip(a, b, strict=True))
 
 
 def either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
     """Mark the leaves that one of the two marks."""
-    return tuple(x or y for x, y in zip(a, b, strict=True))
+    return tuple(bool(x or y) for x, y in zip(a, b, strict=True))
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,11 @@ class Loop:
     unroll: int
     schedule: Schedule | None
     tangents: Marks = None  # type: ignore[assignment]  # of none
+
+    @classmethod
+    def of(cls, call: Captured, schedule: Schedule | None) -> Loop:
+        """Give the loop of a scan that was traced."""
+        return cls(call.program, call.sizes, call.length, call.reverse, call.unroll, schedule)
 
     def __post_init__(self) -> None:
         if self.tangents is None:
@@ -155,21 +160,28 @@ class Loop:
         """Whether its derivative is that of scans and ``jax.checkpoint``."""
         return not isinstance(self.schedule, Binomial)
 
-    def scheduled(self, schedule: Schedule) -> Loop:
-        """Give the loop with another schedule."""
-        return replace(self, schedule=schedule)
+    def filled(
+        self, inputs: Parts, chosen: Parts, cotangents: bool = False, one_step: bool = False
+    ) -> Parts:
+        """Write out the zeros, which are None, among the marked inputs.
 
-    def zeros(self, cotangents: bool = False) -> Parts:
-        """Make zeros like the inputs, or like cotangents of them; None for what has neither."""
+        Args:
+            inputs: Inputs of the loop, or tangents or cotangents of them.
+            chosen: Masks of inputs, all of which have tangents.
+            cotangents: Whether the zeros are to be cotangents.
+            one_step: Whether the xs are those of one step, and not stacked.
+        """
 
-        def zero(aval: Any) -> Any:
-            if not _jax.has_tangent(aval):
-                return None
-            return _jax.zeros(_jax.cotangent_type(aval) if cotangents else aval)
+        def filled(leaves: Leaves, types: Leaves, marks: Mask, stacked: bool) -> Leaves:
+            out = list(leaves)
+            for i, aval in enumerate(types):
+                if marks[i] and out[i] is None:
+                    zero = _jax.zeros(_jax.cotangent_type(aval) if cotangents else aval)
+                    shape = (self.length, *zero.shape)
+                    out[i] = jnp.broadcast_to(zero, shape) if stacked else zero
+            return out
 
-        consts, carry, x = (list(map(zero, part)) for part in self.types)
-        xs = [a if a is None else jnp.broadcast_to(a, (self.length, *a.shape)) for a in x]
-        return Parts(consts, carry, xs)
+        return Parts(*map(filled, inputs, self.types, chosen, (False, False, not one_step)))
 
     @property
     def none(self) -> Marks:

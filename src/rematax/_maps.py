@@ -43,14 +43,26 @@ import jax
 
 from . import _jax
 from ._default import decided
-from ._jax import Leaves, Map, Mask, Program, Pruned, Split, apply, divide, remembered
-from ._loop import Loop, Marks, Parts, both, either, negated, pick, put, spread
+from ._jax import Leaves, Map, Mask, Program, Pruned, Split, apply, divide, pick, remembered
+from ._loop import Loop, Marks, Parts, both, either, masked, negated, put, spread
 from ._structural import structural_pullback, structural_scan
 from ._sweeps import forward_sweep, reverse_sweep
 
 
 @dataclass(frozen=True)
-class Forward(Map):
+class LoopMap(Map):
+    """A map of a loop, beside whose step is kept what is made of the map."""
+
+    loop: Loop
+
+    @property
+    def program(self) -> Program:
+        """The step."""
+        return self.loop.program
+
+
+@dataclass(frozen=True)
+class Forward(LoopMap):
     """Run a loop: from consts, first carry and xs to the last carry, the ys and the snapshots.
 
     Attributes:
@@ -58,13 +70,7 @@ class Forward(Map):
         kept: Mask of the leaves of the carry that have snapshots.
     """
 
-    loop: Loop
     kept: Mask
-
-    @property
-    def program(self) -> Program:
-        """The step, beside which is kept what is made of this map."""
-        return self.loop.program
 
     @property
     def once(self) -> Map:
@@ -177,7 +183,7 @@ class Forward(Map):
 
 
 @dataclass(frozen=True)
-class Tangent(Map):
+class Tangent(LoopMap):
     """Push tangents forward: to those of the last carry, of the ys, and of the snapshots.
 
     It takes what the loop takes, and the snapshots of the values in its carry, for its transpose.
@@ -187,13 +193,7 @@ class Tangent(Map):
         kept: Mask of the tangents in its carry that have snapshots.
     """
 
-    loop: Loop
     kept: Mask
-
-    @property
-    def program(self) -> Program:
-        """The step, beside which is kept what is made of this map."""
-        return self.loop.program
 
     @property
     def _whole(self) -> Forward:
@@ -274,7 +274,7 @@ class Tangent(Map):
 
 
 @dataclass(frozen=True)
-class Adjoint(Map):
+class Adjoint(LoopMap):
     """Pull cotangents back: from those of the linear outputs to those of the linear inputs.
 
     It takes the consts, the first carry and the xs that are not linear, the snapshots of such
@@ -289,28 +289,29 @@ class Adjoint(Map):
         wanted: Masks of the linear inputs whose cotangents are asked for.
     """
 
-    loop: Loop
     linear: Marks
     wanted: Parts
-
-    @property
-    def program(self) -> Program:
-        """The step, beside which is kept what is made of this map."""
-        return self.loop.program
 
     def _apart(self, leaves: Sequence[Any]) -> tuple[Parts, Leaves, Leaves, Leaves]:
         """Take inputs apart: those of the loop, snapshots, cotangents of its carry and of its ys.
 
         None stands for what is not there: linear inputs, and cotangents of the others.
         """
-        values = [negated(m) for m in self.linear.inputs]
-        consts, carry, xs = map(sum, values)
-        linear = self.linear.carry
-        *parts, snapshots, ct_carry, ct_ys = divide(
-            leaves, (consts, carry, xs, carry, sum(linear), len(self.linear.ys))
-        )
+        values = (~self.linear).inputs
+        *parts, snapshots, ct_carry, ct_ys = divide(leaves, self._sizes)
         inputs = Parts(*map(spread, parts, values))
-        return inputs, spread(snapshots, values[1]), spread(ct_carry, linear), ct_ys
+        return (
+            inputs,
+            spread(snapshots, values.carry),
+            spread(ct_carry, self.linear.carry),
+            ct_ys,
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Numbers of inputs: consts, carry, xs, snapshots, cotangents of carry and of ys."""
+        consts, carry, xs = map(sum, (~self.linear).inputs)
+        return consts, carry, xs, carry, sum(self.linear.carry), len(self.linear.ys)
 
     def _outputs(self, leaves: Sequence[Any]) -> Parts:
         """Take outputs apart; None stands for what is not wanted."""
@@ -319,13 +320,13 @@ class Adjoint(Map):
     def evaluate(self, *args: Any) -> Leaves:
         """Sweep in reverse."""
         inputs, snapshots, ct_carry, ct_ys = self._apart(args)
-        values = [negated(m) for m in self.linear.inputs]
+        values = (~self.linear).inputs
         return reverse_sweep(
             self.loop,
             self.linear,
             self.wanted,
             Parts(*map(pick, inputs, values)),
-            pick(snapshots, values[1]),
+            pick(snapshots, values.carry),
             (pick(ct_carry, self.linear.carry), ct_ys),
         ).flat
 
@@ -349,17 +350,20 @@ class Adjoint(Map):
             [*new_ct, *pick(ct_carry, varies.carry)],
             [*new_ct_ys, *pick(ct_ys, varies.ys)],
         )
-        zeros = self.loop.zeros(cotangents=True)
-        gradient: Leaves = []
-        tangent: Leaves = []
-        for leaves, varying, wanted, zero in zip(
-            out, varies.inputs, self.wanted, zeros, strict=True
-        ):
-            old, new = divide(leaves, (len(varying), sum(varying)))
-            for result, part in ((tangent, old), (gradient, spread(new, varying))):
-                filled = map(_or, part, zero)
-                result += pick(list(filled), wanted)
-        return gradient, tangent
+        # The tangent belongs to the old leaves, the gradient to their tangents.
+        halves = [
+            divide(part, (len(m), sum(m))) for part, m in zip(out, varies.inputs, strict=True)
+        ]
+        tangent = Parts(*(old for old, _ in halves))
+        gradient = Parts(
+            *(spread(new, m) for (_, new), m in zip(halves, varies.inputs, strict=True))
+        )
+
+        def filled(result: Parts) -> Leaves:
+            full = self.loop.filled(result, self.wanted, cotangents=True)
+            return Parts(*map(pick, full, self.wanted)).flat
+
+        return filled(gradient), filled(tangent)
 
     def spelled_out(self, *args: Any) -> Leaves:
         """Pull back in JAX's own terms, for steps with a custom_vjp, which cannot be doubled."""
@@ -420,13 +424,8 @@ class Adjoint(Map):
         asked, asked_snapshots, asked_carry, asked_ys = self._apart(linear)
         curvature = any(asked.flat) or any(asked_snapshots)
         old = self.linear & ~tangents if curvature else self.linear
-        along = self._outputs(cotangents)
-        at = Parts(
-            *(
-                [_or(w, zero) if m else x for x, w, zero, m in zip(*part, strict=True)]
-                for part in zip(inputs, along, loop.zeros(), old.inputs, strict=True)
-            )
-        )
+        along = loop.filled(self._outputs(cotangents), old.inputs)
+        at = Parts(*map(put, inputs, old.inputs, map(pick, along, old.inputs)))
         out_carry, out_ys, along_snapshots = _pushed(loop, old, at, snapshots, curvature)
         out_inputs = Parts(*([None] * size for size in loop.sizes))
         if curvature:
@@ -434,33 +433,18 @@ class Adjoint(Map):
             out_inputs = _pulled_back(
                 replace(loop, tangents=loop.none),
                 tangents,
-                Parts(
-                    *(
-                        tuple(bool(a) and t for a, t in zip(*part, strict=True))
-                        for part in zip(asked, tangents.inputs, strict=True)
-                    )
-                ),
+                asked,
                 at,
-                [
-                    a if o else s
-                    for s, a, o in zip(snapshots, along_snapshots, old.carry, strict=True)
-                ],
-                [ct if n else None for ct, n in zip(ct_carry, new.carry, strict=True)],
-                [ct if n else None for ct, n in zip(ct_ys, new.ys, strict=True)],
+                put(snapshots, old.carry, pick(along_snapshots, old.carry)),
+                masked(ct_carry, new.carry),
+                masked(ct_ys, new.ys),
             )
-        values = [negated(m) for m in self.linear.inputs]
+        values = (~self.linear).inputs
         return [
             *Parts(*map(pick, out_inputs, values)).flat,
-            *[None] * sum(values[1]),
-            *(
-                ct if a else None
-                for ct, a in zip(
-                    pick(out_carry, self.linear.carry),
-                    pick(asked_carry, self.linear.carry),
-                    strict=True,
-                )
-            ),
-            *(ct if a else None for ct, a in zip(out_ys, asked_ys, strict=True)),
+            *[None] * sum(values.carry),
+            *pick(masked(out_carry, asked_carry), self.linear.carry),
+            *masked(out_ys, asked_ys),
         ]
 
     def batched(self, axis: Any, args: Leaves, axes: Leaves) -> tuple[Leaves, Leaves]:
@@ -505,7 +489,7 @@ class Adjoint(Map):
                 axis,
                 pick(ct_carry, linear.carry),
                 pick(ct_axes[0], linear.carry),
-                pick(linear.carry, linear.carry),
+                (True,) * sum(linear.carry),
                 0,
             ),
             *_moved(axis, ct_ys, ct_axes[1], linear.ys, 1),
@@ -516,20 +500,9 @@ class Adjoint(Map):
 
     def pruned(self, used: Mask) -> Pruned:
         """Leave out cotangents."""
-        wanted = Parts(*(tuple(bool(u) for u in part) for part in self._outputs(used)))
-        return Pruned(Adjoint(self.loop, self.linear, wanted), (True,) * self._size, tuple(used))
-
-    @property
-    def _size(self) -> int:
-        """Number of inputs."""
-        linear = self.linear
-        snapshots = len(linear.carry) - sum(linear.carry)
-        return (
-            sum(len(m) - sum(m) for m in linear.inputs)
-            + snapshots
-            + sum(linear.carry)
-            + len(linear.ys)
-        )
+        wanted = Parts(*map(both, self._outputs(used), self.wanted))
+        inputs = (True,) * sum(self._sizes)
+        return Pruned(Adjoint(self.loop, self.linear, wanted), inputs, tuple(used))
 
 
 @dataclass(frozen=True)
@@ -601,7 +574,7 @@ def _pulled_back(
     Args:
         loop: The loop.
         linear: Marks of the leaves of which it is a linear function.
-        wanted: Masks of the inputs whose cotangents are asked for.
+        wanted: Masks of the inputs whose cotangents are asked for; those not linear do not matter.
         inputs: Inputs of the loop; the linear ones do not matter.
         snapshots: For each leaf of the carry; of the linear ones, they do not matter.
         ct_carry: Cotangents of the last carry; None for zero.
@@ -610,12 +583,7 @@ def _pulled_back(
     Returns:
         Cotangents of the wanted inputs; None for zero, and for what is not wanted.
     """
-    wanted = Parts(
-        *(
-            tuple(bool(w) and m for w, m in zip(*part, strict=True))
-            for part in zip(wanted, linear.inputs, strict=True)
-        )
-    )
+    wanted = Parts(*map(both, wanted, linear.inputs))
     if not any(wanted.flat):
         return Parts(*([None] * size for size in loop.sizes))
     types = loop.types.carry
@@ -724,10 +692,6 @@ def _zeros(type: Any) -> Any:
 def _or_zero(value: Any, tangent: Any) -> Any:
     """Write out a tangent that is zero, of a value that is there."""
     return _jax.zero_tangent(value) if tangent is None and value is not None else tangent
-
-
-def _or(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
 
 
 def _with_tangents(leaves: Any, tangents: Any, varies: Mask) -> Leaves:

@@ -25,9 +25,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._jaxprs import captured_arrays, sub_jaxprs
 from ._sizes import format_bytes, leaf_bytes
 from ._tables import table_html, table_text
-from ._tracing import captured_arrays, check_arguments, in_one_sentence, is_array, sub_jaxprs
+from ._tracing import check_arguments, in_one_sentence, is_array
 
 _EXPENSIVE = {"dot_general", "ragged_dot_general", "scaled_matmul", "conv_general_dilated"}
 _LOOPS = {"scan", "while"}

@@ -32,13 +32,14 @@ import jax
 from ._default import decided, pieces
 from ._inspect import list_residuals
 from ._jax import UNREPEATABLE, Captured, captured, has_tangent
+from ._jaxprs import hoisted
 from ._loop import Loop, Parts
 from ._measure import measure
 from ._scan import runner, scan, steps_of
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 from ._sizes import format_bytes, format_fit, parse_limit, tree_bytes
 from ._tables import table_html, table_text
-from ._tracing import hoisted, in_one_sentence, inexact, is_array, name_of
+from ._tracing import in_one_sentence, inexact, is_array, name_of
 
 PyTree = Any
 
@@ -446,7 +447,7 @@ class _Gradient:
 
 def _default(call: Captured) -> Schedule:
     """Find what :func:`rematax.scan` takes for the derivative along all inputs that have one."""
-    loop = Loop(call.program, call.sizes, call.length, call.reverse, call.unroll, None)
+    loop = Loop.of(call, None)
     given = Parts(*(tuple(map(has_tangent, part)) for part in loop.types))
     schedule = decided(loop, given).schedule
     return StoreAll() if schedule is None else schedule

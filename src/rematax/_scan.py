@@ -33,9 +33,11 @@ from ._jax import (
     captured,
     divide,
     is_ref,
+    is_ref_type,
+    pick,
     rematerialises_late,
 )
-from ._loop import Loop, pick, put
+from ._loop import Loop, put
 from ._maps import Forward, spelled_out
 from ._schedules import Binomial, Nested, Schedule, StoreAll
 from ._tracing import is_array, is_number
@@ -167,7 +169,7 @@ def runner(call: Captured, schedule: Schedule | None) -> Callable[..., list[Any]
     if once:
         refusal = _UNREPEATABLE_STEP.format(*_UNREPEATABLE_WORDS[min(once)])
         return lambda *parts: call.plain(*_guarded(refusal, *parts))
-    loop = Loop(call.program, call.sizes, call.length, call.reverse, call.unroll, schedule)
+    loop = Loop.of(call, schedule)
     run = Forward(loop, loop.none.carry)
     if schedule is not None and loop.is_structural and rematerialises_late():
         whole = spelled_out(run)
@@ -298,7 +300,7 @@ def _refuse_lists(xs: PyTree, caller: str) -> None:
 def _refuse_refs(name: str, tree: PyTree, caller: str = "rx.scan") -> None:
     """Refuse mutable arrays among what the loop is given."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if hasattr(_type_of(leaf), "inner_aval"):
+        if is_ref_type(_type_of(leaf)):
             raise TypeError(
                 f"{caller}: {name}{jax.tree_util.keystr(path)} is a mutable array, which can be "
                 "neither carried nor scanned over; let f close over it instead."

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from ._jax import Leaves, divide
-from ._loop import Loop, Marks, Parts, pick, put
+from ._jax import Leaves, divide, pick
+from ._loop import Loop, Marks, Parts, put
 from ._schedules import EveryStep, Nested, StoreAll
 
 
@@ -47,16 +47,12 @@ def structural_pullback(
 ) -> Parts:
     """Pull cotangents back through the loop, in blocks, so that it can be differentiated again.
 
-    The arguments are those of :func:`rematax._sweeps.reverse_sweep`, but for the linear inputs,
-    which do not matter.
+    The arguments are those of :func:`rematax._sweeps.reverse_sweep`, but that the inputs have None
+    for the linear ones.
     """
     loop = replace(loop, schedule=Nested())
-    zeros = loop.zeros()
     marks = wanted.flat
-    at = [
-        zero if is_linear else x
-        for x, zero, is_linear in zip(inputs.flat, zeros.flat, linear.inputs.flat, strict=True)
-    ]
+    at = loop.filled(inputs, linear.inputs).flat
 
     def run(*some: Any) -> Leaves:
         out = structural_scan(loop, loop.parts(put(at, marks, some)))

@@ -36,8 +36,8 @@ import numpy.typing as npt
 from jax import lax
 
 from . import _jax
-from ._jax import Leaves, Mask
-from ._loop import Loop, Marks, Parts, negated, pick, put, spread
+from ._jax import Leaves, Mask, pick
+from ._loop import Loop, Marks, Parts, negated, put, spread
 from ._schedules import Binomial
 
 
@@ -183,8 +183,7 @@ def pullback(loop: Loop, linear: Marks, asked: Parts, step: Parts) -> Any:
         asked: Masks of the linear inputs whose cotangents are asked for.
         step: The other inputs of one step.
     """
-    zeros = Parts(*(list(map(_jax.zeros, part)) for part in loop.types))
-    at = Parts(*(put(*part) for part in zip(zeros, map(negated, linear.inputs), step, strict=True)))
+    at = loop.filled(Parts(*map(_among, step, linear.inputs)), linear.inputs, one_step=True)
 
     def differential(*some: Any) -> tuple[Leaves, Leaves]:
         carry, y = loop.step(*map(put, at, asked, some))

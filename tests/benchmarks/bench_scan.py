@@ -19,8 +19,8 @@ With ``--against`` and the path of a worktree of another commit, each contender 
 runs with the engine of that worktree, in a process of its own that takes its turns; ratios of new
 to old are printed, and not stored::
 
-    git worktree add /tmp/old COMMIT
-    python -m tests.benchmarks.bench_scan --only tiny matmul --against /tmp/old
+    git worktree add ../old COMMIT
+    python -m tests.benchmarks.bench_scan --only tiny matmul --against ../old
 """
 
 from __future__ import annotations
