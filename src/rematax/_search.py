@@ -1,0 +1,233 @@
+r"""Find the option with the least work whose gradient fits the memory; compile few to find it.
+
+An *option* is a schedule of a scan or an adjoint of a solve. Its work is counted, the bytes that it
+holds are predicted, and what the compiler needs is measured, one program for each option. A
+prediction only says what is worth compiling next: nothing is chosen or refused by it.
+
+Predictions are corrected by what was measured. Each option says how many bytes of each kind it
+should hold (see :class:`Held`), and how many bytes a predicted byte of a kind takes is learnt: one
+at first, fewer where the compiler fuses values away or several devices share an array, more where
+it makes copies. With the factors :math:`\theta`, the measured bytes :math:`m_i` of the options
+:math:`i` and their predicted bytes :math:`h_i`, those are taken that minimise
+
+.. math::
+    \sum_i \left(\frac{h_i \cdot \theta - m_i}{\delta_i m_i}\right)^2
+    + \frac{1}{w^2} \left((\theta_1 - 1)^2 + (\theta_2 - \theta_1)^2 + (\theta_3 - 1)^2\right),
+
+with :math:`\theta \ge 0`, the doubt :math:`\delta_i` in the form of a prediction, and a width
+:math:`w` for what is believed before anything is measured: least squares with a prior.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Option = TypeVar("Option", bound=Hashable)
+
+_WIDTH = 2.0
+_UNTESTED = 4.0  # an untested prediction may be this many times too large
+
+
+class Held(NamedTuple):
+    """Bytes that an option is predicted to hold, by kind.
+
+    Attributes:
+        states: Kept states, all together.
+        tapes: Kept tapes, all together.
+        work: What is worked on, however many are kept.
+        exact: What needs no correction, such as a table.
+        doubt: How far a measured size may lie off the form of this prediction, as a part of it.
+    """
+
+    states: float
+    tapes: float
+    work: float
+    exact: float = 0.0
+    doubt: float = 0.01
+
+    @property
+    def largest(self) -> int:
+        """The kind that makes up most of it."""
+        return int(np.argmax(self[:3]))
+
+
+@dataclass(frozen=True)
+class Family(Generic[Option]):
+    """Options that differ in one number, of which more holds more.
+
+    Attributes:
+        most: The largest number that makes sense; 0 for no member at all.
+        member: Number -> option.
+        number: Option -> its number; 0 for an option outside the family.
+        best: Which number up to another one has the least work.
+    """
+
+    most: int
+    member: Callable[[int], Option]
+    number: Callable[[Option], int]
+    best: Callable[[int], int] = lambda most: most
+
+
+class Search(Generic[Option]):
+    """The options of one gradient, and what is known of them.
+
+    Attributes:
+        measured: Measured bytes by option, in the order of compiling.
+        limit: The bytes that an option has to fit into.
+    """
+
+    def __init__(
+        self,
+        options: Iterable[Option],
+        family: Family[Option],
+        *,
+        limit: int,
+        programs: int,
+        work: Callable[[Option], float],
+        held: Callable[[Option], Held],
+        measure: Callable[[Option], int],
+    ) -> None:
+        """Take what can be chosen, and how it is judged; nothing is compiled yet.
+
+        Args:
+            options: Options outside the family.
+            family: A family of options.
+            limit: The bytes that an option has to fit into.
+            programs: How many options may be measured.
+            work: Option -> its work; the least is wanted.
+            held: Option -> what it is predicted to hold.
+            measure: Option -> the bytes that it needs. Called once an option.
+        """
+        self.measured: dict[Option, int] = {}
+        self.limit = limit
+        self._options, self._family, self._programs = list(options), family, programs
+        self._work, self._held, self._measure = work, held, measure
+        self._factors = np.ones(3)
+        self._expected: dict[Option, int] = {}
+
+    def best(self) -> Option | None:
+        """Find the option with the least work that fits; None if none of those measured does."""
+        while self.programs_left and (option := self._next()) is not None:
+            self.needs(option)
+        return self.cheapest
+
+    @property
+    def programs_left(self) -> int:
+        """Count the options that may still be measured."""
+        return self._programs - len(self.measured)
+
+    @property
+    def fitting(self) -> list[Option]:
+        """The options that were measured to fit, those with the least work first."""
+        fit = [option for option, size in self.measured.items() if size <= self.limit]
+        return sorted(fit, key=lambda option: (self._work(option), self.measured[option]))
+
+    @property
+    def cheapest(self) -> Option | None:
+        """The first of those that fit."""
+        return next(iter(self.fitting), None)
+
+    @property
+    def smallest(self) -> Option:
+        """The option that was measured to need the fewest bytes."""
+        return min(self.measured, key=self.measured.__getitem__)
+
+    def needs(self, option: Option) -> int:
+        """Measure an option, and learn from it."""
+        if option not in self.measured:
+            self._expected[option] = self.predicted(option)
+            self.measured[option] = self._measure(option)
+            self._factors = _learnt([(self._held(o), m) for o, m in self.measured.items()])
+        return self.measured[option]
+
+    def predicted(self, option: Option) -> int:
+        """Predict the bytes of an option: for a measured one, what was predicted before."""
+        if option in self._expected:
+            return self._expected[option]
+        number, tried = self._family.number(option), self._tried()
+        if number and len(tried) > 1:  # of its own family more is known: a line through two
+            (a, low), (b, high) = sorted(tried.items(), key=lambda known: abs(known[0] - number))[
+                :2
+            ]
+            return round(low + (high - low) / (b - a) * (number - a))
+        held = self._held(option)
+        return round(float(self._factors @ np.array(held[:3])) + held.exact)
+
+    def _next(self) -> Option | None:
+        """Choose what to compile next: the least work that should fit, or else the smallest."""
+        untried = [option for option in self._options if option not in self.measured]
+        untried += self._members()
+        cheapest = self.cheapest
+        if cheapest is not None:
+            untried = [o for o in untried if self._work(o) < self._work(cheapest)]
+        if not untried:
+            return None
+        smallest = min(untried, key=self.predicted)
+        likely = [option for option in untried if self.predicted(option) <= self.limit]
+        if cheapest is None and (self.programs_left == 1 or not likely):
+            return smallest
+        if likely:
+            return min(likely, key=lambda o: (self._work(o), self.predicted(o)))
+        hopeful = [o for o in untried if self.predicted(o) <= self._margin(o) * self.limit]
+        return min(hopeful, key=self.predicted, default=None)
+
+    def _margin(self, option: Option) -> float:
+        """Say how many times too large a prediction may be."""
+        held = self._held(option)
+        tested = any(
+            self._held(o).largest == held.largest and self._held(o).doubt <= held.doubt
+            for o in self.measured
+        )
+        return 1 + 2 * held.doubt if tested else _UNTESTED
+
+    def _tried(self) -> dict[int, int]:
+        """Give the measured bytes of members of the family by their number."""
+        sizes = ((self._family.number(option), size) for option, size in self.measured.items())
+        return {number: size for number, size in sizes if number}
+
+    def _members(self) -> list[Option]:
+        """Offer the member with the most that should fit; if none fits yet, the smallest too."""
+        tried = self._tried()
+        fits = max((s for s, size in tried.items() if size <= self.limit), default=0)
+        top = min((s for s, size in tried.items() if size > self.limit), default=math.inf) - 1
+        top = int(min(top, self._family.most))
+        member = self._family.member
+        most = self._most(fits, top)
+        offered = {self._family.best(most)} if most > fits else set()
+        if not fits and top:
+            offered.add(1)
+        return [member(number) for number in sorted(offered) if number not in tried]
+
+    def _most(self, fits: int, top: int) -> int:
+        """Find the largest number that should fit, between one that does and the last to try."""
+        member = self._family.member
+        too_much = bisect.bisect_right(
+            range(fits + 1, top + 1), self.limit, key=lambda s: self.predicted(member(s))
+        )
+        if not too_much and fits and len(self._tried()) == 1:
+            return min(fits + max(fits * 3 // 100, 1), top)  # to see that no more do
+        return fits + too_much
+
+
+def _learnt(known: list[tuple[Held, int]]) -> npt.NDArray[np.float64]:
+    """Find how many bytes a predicted byte of each kind takes; see the module."""
+    rows = [np.array(held[:3]) / (held.doubt * size) for held, size in known]
+    right = [(size - held.exact) / (held.doubt * size) for held, size in known]
+    rows += [np.array(row) / _WIDTH for row in ((1, 0, 0), (-1, 1, 0), (0, 0, 1))]
+    right += [1 / _WIDTH, 0.0, 1 / _WIDTH]
+    matrix, kinds = np.array(rows), [0, 1, 2]
+    factors = np.zeros(3)
+    while kinds:
+        found = np.linalg.lstsq(matrix[:, kinds], np.array(right), rcond=None)[0]
+        if (found >= 0).all():
+            factors[kinds] = found
+            break
+        del kinds[int(np.argmin(found))]
+    return factors
