@@ -66,14 +66,23 @@ def decided(loop: Loop, given: Parts) -> Loop:
 
 @remembered
 def _decided(loop: Loop, given: Parts, late: bool) -> Loop:
-    twice, _ = loop.doubled(given)
-    linear, _ = twice.linear()
-    state = sum(map(leaf_bytes, pick(linear.types.carry, negated(linear.tangents.carry))))
+    linear = linearised(loop, given)
     x, y = (sum(map(leaf_bytes, part)) for part in (loop.types.xs, loop.y_types))
-    schedule = choose(loop.length, state, tape_bytes(linear), x, y)
+    schedule = choose(loop.length, kept_bytes(linear), tape_bytes(linear), x, y)
     if isinstance(schedule, Nested) and late:
         schedule = Binomial()
     return replace(loop, schedule=schedule)
+
+
+def linearised(loop: Loop, given: Parts) -> Loop:
+    """Give the loop of the tangents along the given inputs, with what values it depends on."""
+    twice, _ = loop.doubled(given)
+    return twice.linear()[0]
+
+
+def kept_bytes(linear: Loop) -> int:
+    """Count the bytes of what a derivative needs of a state."""
+    return sum(map(leaf_bytes, pick(linear.types.carry, negated(linear.tangents.carry))))
 
 
 def tape_bytes(loop: Loop) -> int:

@@ -32,7 +32,6 @@ import numpy.typing as npt
 Option = TypeVar("Option", bound=Hashable)
 
 _WIDTH = 2.0
-_UNTESTED = 4.0  # an untested prediction may be this many times too large
 
 
 class Held(NamedTuple):
@@ -97,7 +96,7 @@ class Search(Generic[Option]):
         """Take what can be chosen, and how it is judged; nothing is compiled yet.
 
         Args:
-            options: Options outside the family.
+            options: Options outside the family, of equal ones in work the better first.
             family: A family of options.
             limit: The bytes that an option has to fit into.
             programs: How many options may be measured.
@@ -118,6 +117,14 @@ class Search(Generic[Option]):
             self.needs(option)
         return self.cheapest
 
+    def try_others(self, programs: int) -> None:
+        """Measure more options outside the family that should fit, whatever their work."""
+        self._programs = programs
+        for option in self._options:
+            if self.programs_left and option not in self.measured:
+                if self.predicted(option) <= self.limit:
+                    self.needs(option)
+
     @property
     def programs_left(self) -> int:
         """Count the options that may still be measured."""
@@ -127,7 +134,7 @@ class Search(Generic[Option]):
     def fitting(self) -> list[Option]:
         """The options that were measured to fit, those with the least work first."""
         fit = [option for option, size in self.measured.items() if size <= self.limit]
-        return sorted(fit, key=lambda option: (self._work(option), self.measured[option]))
+        return sorted(fit, key=self._work)
 
     @property
     def cheapest(self) -> Option | None:
@@ -174,18 +181,16 @@ class Search(Generic[Option]):
         if cheapest is None and (self.programs_left == 1 or not likely):
             return smallest
         if likely:
-            return min(likely, key=lambda o: (self._work(o), self.predicted(o)))
-        hopeful = [o for o in untried if self.predicted(o) <= self._margin(o) * self.limit]
-        return min(hopeful, key=self.predicted, default=None)
+            return min(likely, key=self._work)
+        return min(filter(self._in_doubt, untried), key=self.predicted, default=None)
 
-    def _margin(self, option: Option) -> float:
-        """Say how many times too large a prediction may be."""
+    def _in_doubt(self, option: Option) -> bool:
+        """Say whether an option may fit though it should not: if nothing like it was measured."""
         held = self._held(option)
-        tested = any(
-            self._held(o).largest == held.largest and self._held(o).doubt <= held.doubt
-            for o in self.measured
-        )
-        return 1 + 2 * held.doubt if tested else _UNTESTED
+        for other in map(self._held, self.measured):
+            if other.largest == held.largest and other.doubt <= held.doubt:
+                return self.predicted(option) <= (1 + 2 * held.doubt) * self.limit
+        return True
 
     def _tried(self) -> dict[int, int]:
         """Give the measured bytes of members of the family by their number."""
@@ -208,18 +213,17 @@ class Search(Generic[Option]):
     def _most(self, fits: int, top: int) -> int:
         """Find the largest number that should fit, between one that does and the last to try."""
         member = self._family.member
-        too_much = bisect.bisect_right(
-            range(fits + 1, top + 1), self.limit, key=lambda s: self.predicted(member(s))
+        larger = range(fits + 1, top + 1)
+        return fits + bisect.bisect_right(
+            larger, self.limit, key=lambda s: self.predicted(member(s))
         )
-        if not too_much and fits and len(self._tried()) == 1:
-            return min(fits + max(fits * 3 // 100, 1), top)  # to see that no more do
-        return fits + too_much
 
 
 def _learnt(known: list[tuple[Held, int]]) -> npt.NDArray[np.float64]:
     """Find how many bytes a predicted byte of each kind takes; see the module."""
-    rows = [np.array(held[:3]) / (held.doubt * size) for held, size in known]
-    right = [(size - held.exact) / (held.doubt * size) for held, size in known]
+    spread = [held.doubt * max(size, 1) for held, size in known]
+    rows = [np.array(held[:3]) / d for (held, _), d in zip(known, spread, strict=True)]
+    right = [(size - held.exact) / d for (held, size), d in zip(known, spread, strict=True)]
     rows += [np.array(row) / _WIDTH for row in ((1, 0, 0), (-1, 1, 0), (0, 0, 1))]
     right += [1 / _WIDTH, 0.0, 1 / _WIDTH]
     matrix, kinds = np.array(rows), [0, 1, 2]
