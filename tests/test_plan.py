@@ -587,7 +587,7 @@ def test_nothing_fits_says_what_does_and_that_is_true():
 
 
 BAD = [
-    (dict(memory="much"), ValueError, "'much' is not a memory size"),
+    (dict(memory="much"), ValueError, "rx.plan: memory: 'much' is not a memory size"),
     (dict(memory=0), ValueError, "rx.plan: memory must be at least one byte, not 0"),
     (dict(memory="0 GB"), ValueError, "at least one byte"),
     (dict(memory=-5), ValueError, "cannot be negative"),
@@ -611,8 +611,16 @@ BAD = [
     (dict(length=-1), ValueError, "rx.plan: length must not be negative"),
     (dict(length=2.5), TypeError, "rx.plan: length must be an integer"),
     (dict(xs=np.ones(3, np.float32)), ValueError, "rx.plan: length is 10"),
-    (dict(f=lambda c, _: c), TypeError, "pair|tuple"),
-    (dict(f=lambda c, _: (jnp.append(c, c), None)), TypeError, "carry"),
+    (dict(f=lambda c: c), TypeError, r"rx.plan: f must be a function of \(carry, x\): too many"),
+    (dict(f=lambda c, _: c), TypeError, "rx.plan: f cannot be the step of a scan: .* be a pair"),
+    (
+        dict(f=lambda c, _: (jnp.append(c, c), None)),
+        TypeError,
+        r"rx.plan: f cannot be the step of a scan: The input carry c has type float32\[2\] but",
+    ),
+    (dict(xs=10, length=None), TypeError, "rx.plan: xs must be .* did you mean length=10"),
+    (dict(xs=[1.0, 2.0], length=None), TypeError, "rx.plan: xs is a list of numbers"),
+    (dict(time="yes"), TypeError, "rx.plan: time must be True or False, not 'yes'"),
     (dict(f=lambda c, _: (c if c[0] > 0 else -c, None)), TypeError, "rx.plan: .*if or while"),
     (
         dict(f=lambda c, _: (jax.lax.while_loop(lambda c: c[0] < 1, lambda c: c + 1, c), None)),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from ._default import decided, kept_bytes, linearised, pieces
 from ._inspect import list_residuals
-from ._jax import UNREPEATABLE, captured, has_tangent
+from ._jax import UNREPEATABLE, Captured, Leaves, captured, has_tangent
 from ._jaxprs import hoisted
 from ._loop import Loop, Parts
 from ._measure import _measured, _median_seconds
@@ -28,6 +28,7 @@ from ._sizes import tree_bytes
 from ._tracing import first_line, in_one_sentence, inexact, is_array, name_of
 
 PyTree = Any
+_Step = Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]
 
 
 class Gradient:
@@ -68,28 +69,32 @@ class Gradient:
         if call is not None and self.repeatable:
             self._look_into(Loop.of(call, None))
 
-    def _trace(self, f, init, xs, length, in_axes):
+    def _trace(
+        self, f: Callable[..., Any], init: PyTree, xs: PyTree, length: Any, in_axes: Any
+    ) -> tuple[Captured | None, tuple[Any, list[list[Any]]], _Step]:
         """Trace the scan of one example; give its call, its inputs with their axes, its step."""
         seen: dict[str, Any] = {}
         axes = None if in_axes is None else _axes(in_axes, init, xs)
+        if axes is None:
+            steps_of(xs, length, "rx.plan")  # before numbers and lists are made arrays
 
-        def look(init, xs):
+        def look(init: PyTree, xs: PyTree) -> None:
             n = steps_of(xs, length, "rx.plan")
             if n is None:
                 raise TypeError("rx.plan: length must be known, not traced; make it static.")
             self.n, seen["args"] = n, jax.tree.leaves((init, xs))
             if n == 0:  # there is no first x to trace the step with
-                parts = [], jax.tree.leaves(init), jax.tree.leaves(xs)
-                seen.update(call=None, parts=parts, step=_as_it_is(f, init, xs))
+                leaves = jax.tree.leaves(init), jax.tree.leaves(xs)
+                seen.update(call=None, parts=([], *leaves), step=_as_it_is(f, init, xs))
                 return
-            call = captured(hoisted(f), init, xs, n)
+            call = _captured(f, init, xs, n)
             first = call.sizes[1]
 
-            def step(consts, carry, x):
+            def step(consts: Leaves, carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
                 out = call.program(*consts, *carry, *x)
                 return out[:first], out[first:]
 
-            def run(*parts):
+            def run(*parts: Leaves) -> Leaves:
                 seen.update(call=call, parts=parts, step=step)
                 return runner(call, StoreAll())(*parts)
 
@@ -112,10 +117,6 @@ class Gradient:
         self.default = decided(loop, given).schedule or StoreAll()
         examples = self.state_bytes / max(tree_bytes(loop.types.carry), 1)
         self.kept_bytes = round(examples * kept_bytes(linearised(loop, given)))
-
-    def evaluations(self, schedule: Schedule) -> int:
-        """Count evaluations of the step."""
-        return schedule.evaluations(self.n)
 
     def held(self, schedule: Schedule) -> Held:
         """Predict temporary and constant bytes from what the schedule holds.
@@ -157,11 +158,11 @@ class Gradient:
         times = _median_seconds({name: programs[s] for name, s in names.items()}, arguments)
         return {names[name]: seconds for name, seconds in times.items()}
 
-    def _scan(self, schedule: Schedule, consts, carry, xs):
+    def _scan(self, schedule: Schedule, consts: Leaves, carry: Leaves, xs: Leaves) -> Any:
         """Run the scan of the example, or of all."""
 
-        def run(consts, carry, xs):
-            def step(carry, x):
+        def run(consts: Leaves, carry: Leaves, xs: Leaves) -> Any:
+            def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
                 return self._step(consts, carry, x)
 
             return scan(step, carry, xs, self.n, schedule=schedule)
@@ -174,8 +175,8 @@ class Gradient:
         leaves, tree = jax.tree.flatten(self._inputs)
         varied = list(map(inexact, leaves))
 
-        def gradient(moved, fixed, cotangents):
-            def run(moved):
+        def gradient(moved: Leaves, fixed: Leaves, cotangents: Leaves) -> Any:
+            def run(moved: Leaves) -> tuple[Leaves, Leaves]:
                 rest, others = iter(moved), iter(fixed)
                 inputs = [next(rest) if varies else next(others) for varies in varied]
                 carry, ys = self._scan(schedule, *jax.tree.unflatten(tree, inputs))
@@ -184,8 +185,8 @@ class Gradient:
             _, pullback, ys = jax.vjp(run, moved, has_aux=True)
             return ys, pullback(cotangents)
 
-        def product(moved, fixed, cotangents):
-            def of(moved, cotangents):
+        def product(moved: Leaves, fixed: Leaves, cotangents: Leaves) -> Any:
+            def of(moved: Leaves, cotangents: Leaves) -> Any:
                 return gradient(moved, fixed, cotangents)
 
             return jax.jvp(of, (moved, cotangents), (moved, cotangents))
@@ -198,6 +199,18 @@ class Gradient:
         fixed = [leaf for leaf in leaves if not inexact(leaf)]
         outputs = filter(inexact, jax.tree.leaves(self._outputs))
         return moved, fixed, list(map(made, outputs))
+
+
+def _captured(f: Callable[..., Any], init: PyTree, xs: PyTree, n: int) -> Captured:
+    """Trace the scan; say in a sentence what keeps a function from being a step."""
+    try:
+        return captured(hoisted(f), init, xs, n)
+    except TypeError as error:
+        what, *more = str(error).split("\n\n")
+        if not what.startswith("scan body"):
+            raise
+        why = " ".join((more or [what])[0].split()).rstrip(".")
+        raise TypeError(f"rx.plan: f cannot be the step of a scan: {why}.") from None
 
 
 def _axes(in_axes: Any, init: PyTree, xs: PyTree) -> tuple[Any, Any]:
@@ -235,12 +248,12 @@ def _as_given(leaf: Any) -> Any:
     return leaf if is_array(leaf) else jnp.asarray(leaf)
 
 
-def _as_it_is(f, init, xs):
+def _as_it_is(f: Callable[..., Any], init: PyTree, xs: PyTree) -> _Step:
     """Restate a step on lists of leaves without tracing it."""
     trees = jax.tree.structure(init), jax.tree.structure(xs)
 
-    def step(consts, carry, x):
-        out = f(*map(jax.tree.unflatten, trees, (carry, x)))
-        return tuple(map(jax.tree.leaves, out))
+    def step(consts: Leaves, carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
+        carry, y = f(*map(jax.tree.unflatten, trees, (carry, x)))
+        return jax.tree.leaves(carry), jax.tree.leaves(y)
 
     return step

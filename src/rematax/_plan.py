@@ -21,6 +21,7 @@ References:
 from __future__ import annotations
 
 import html
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -214,7 +215,8 @@ def plan(
         in_axes: For a batch, the axes of ``init`` and ``xs`` that you map over, as in
             :func:`jax.vmap`: one for both, or a pair. Then the gradient of
             ``jax.vmap(lambda init, xs: rx.scan(f, init, xs), in_axes)`` is what must fit; what
-            ``f`` closes over is shared. Default: no batch.
+            ``f`` closes over is shared. Where the batch axis of ``xs`` comes right after that of
+            the steps, ``xs`` need not be copied. Default: no batch.
         time: Also run the gradient, with at most three schedules that fit, in turns, and choose
             the fastest by the median of the times. Then up to eight programs are compiled, ``init``
             and ``xs`` must be arrays, and the memory is really used.
@@ -249,15 +251,7 @@ def plan(
         True
     """
     limit = parse_limit(memory, "rx.plan")
-    if mode not in _ASKED:
-        raise ValueError(
-            f"rx.plan: mode must be 'reverse' or 'hvp', not {mode!r}; forward mode keeps no "
-            "snapshots, so it needs no plan."
-        )
-    if not callable(f):
-        raise TypeError(f"rx.plan: f must be a function of (carry, x), not {f!r:.60}.")
-    if time:
-        _refuse_types((init, xs))
+    _check(f, init, xs, mode, time)
     gradient = Gradient(f, init, xs, length, mode, in_axes)
     found = _Planned(gradient, limit)
     chosen = found.fastest() if time else found.cheapest()
@@ -368,9 +362,22 @@ class _Planned:
         )
 
 
-def _refuse_types(arguments: PyTree) -> None:
-    """Refuse what cannot be run."""
-    for leaf in jax.tree.leaves(arguments):
+def _check(f: Any, init: PyTree, xs: PyTree, mode: Any, time: Any) -> None:
+    """Refuse what is no step or no way to measure, and types where arrays have to run."""
+    if mode not in _ASKED:
+        hint = "; forward mode keeps no snapshots, so it needs no plan" * (mode == "forward")
+        raise ValueError(f"rx.plan: mode must be 'reverse' or 'hvp', not {mode!r}{hint}.")
+    if not isinstance(time, bool):
+        raise TypeError(f"rx.plan: time must be True or False, not {time!r}.")
+    if not callable(f):
+        raise TypeError(f"rx.plan: f must be a function of (carry, x), not {f!r:.60}.")
+    try:
+        inspect.signature(f).bind(init, xs)
+    except ValueError:
+        pass  # it has no signature
+    except TypeError as error:
+        raise TypeError(f"rx.plan: f must be a function of (carry, x): {error}.") from None
+    for leaf in jax.tree.leaves((init, xs)) if time else ():
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
             raise TypeError(
                 f"rx.plan: time=True runs the gradient, so init and xs must be arrays, not a "
