@@ -162,7 +162,7 @@ def check_refusal(case, n, memory, refusal):
 
 def assert_predicted(candidate, found):
     """Hold a prediction to the margin that the docstring of rx.plan states."""
-    share = 0.25 if isinstance(candidate.schedule, rx.Nested) else 0.1
+    share = 1 / 3 if isinstance(candidate.schedule, rx.Nested) else 0.1
     margin = share * candidate.measured_bytes + 3 * found.state_bytes + found.tape_bytes / 2 + 1000
     assert abs(candidate.measured_bytes - candidate.predicted_bytes) <= margin, candidate
 

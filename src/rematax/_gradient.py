@@ -133,7 +133,7 @@ class Gradient:
             work += self.state_bytes  # the last state has a slot of its own
             exact = 4 * states + 4 * n  # positions of the snapshots; table
         elif isinstance(schedule, Nested):
-            doubt = 0.25
+            doubt = 0.35
             exact = pieces(schedule, n, self._x_bytes, self._y_bytes)
             radices = schedule.blocks(n)
             if n % math.prod(radices[1:]):  # gradients of two parts, added up

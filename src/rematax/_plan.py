@@ -193,7 +193,7 @@ def plan(
     the fewest for which no step is run more than three, four and five times.
 
     Predictions only order what is compiled, and each measured size corrects the others. On CPU
-    they were within a tenth of what was measured (a quarter for ``Nested``), three states, half a
+    they were within a tenth of what was measured (a third for ``Nested``), three states, half a
     tape and 1 kB, unless the compiler fused values away or devices shared an array. Of the
     snapshots that fit, at most 3 % are given away, as far as the programs last.
 

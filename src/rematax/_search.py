@@ -32,6 +32,7 @@ import numpy.typing as npt
 Option = TypeVar("Option", bound=Hashable)
 
 _WIDTH = 2.0
+_PRECISE = 0.01
 
 
 class Held(NamedTuple):
@@ -49,12 +50,12 @@ class Held(NamedTuple):
     tapes: float
     work: float
     exact: float = 0.0
-    doubt: float = 0.01
+    doubt: float = _PRECISE
 
-    @property
-    def largest(self) -> int:
-        """The kind that makes up most of it."""
-        return int(np.argmax(self[:3]))
+    def tells_of(self, other: Held) -> bool:
+        """Say whether its measured size tells of what makes up most of another option."""
+        kind = int(np.argmax(other[:3]))
+        return self.doubt <= other.doubt and self[kind] >= 0.2 * sum(self[:4])
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Search(Generic[Option]):
         self._work, self._held, self._measure = work, held, measure
         self._factors = np.ones(3)
         self._expected: dict[Option, int] = {}
+        self._lessons: list[tuple[Held, int]] = []
 
     def best(self) -> Option | None:
         """Find the option with the least work that fits; None if none of those measured does."""
@@ -149,9 +151,13 @@ class Search(Generic[Option]):
     def needs(self, option: Option) -> int:
         """Measure an option, and learn from it."""
         if option not in self.measured:
-            self._expected[option] = self.predicted(option)
-            self.measured[option] = self._measure(option)
-            self._factors = _learnt([(self._held(o), m) for o, m in self.measured.items()])
+            held, expected = self._held(option), self.predicted(option)
+            self._expected[option] = expected
+            size = self.measured[option] = self._measure(option)
+            # A form in doubt teaches only where it is further off than its doubt explains.
+            if held.doubt <= _PRECISE or abs(size - expected) > 2 * held.doubt * size:
+                self._lessons.append((held, size))
+                self._factors = _learnt(self._lessons)
         return self.measured[option]
 
     def predicted(self, option: Option) -> int:
@@ -185,11 +191,10 @@ class Search(Generic[Option]):
         return min(filter(self._in_doubt, untried), key=self.predicted, default=None)
 
     def _in_doubt(self, option: Option) -> bool:
-        """Say whether an option may fit though it should not: if nothing like it was measured."""
+        """Say whether an option may fit though it should not: if hardly anything tells of it."""
         held = self._held(option)
-        for other in map(self._held, self.measured):
-            if other.largest == held.largest and other.doubt <= held.doubt:
-                return self.predicted(option) <= (1 + 2 * held.doubt) * self.limit
+        if sum(self._held(other).tells_of(held) for other in self.measured) > 1:  # a line
+            return self.predicted(option) <= (1 + 2 * held.doubt) * self.limit
         return True
 
     def _tried(self) -> dict[int, int]:
