@@ -288,6 +288,25 @@ def test_a_tiny_state_gets_nested_blocks_as_the_table_would_be_larger():
     assert isinstance(found.schedule, rx.Nested)
 
 
+def test_a_tiny_state_gets_nested_blocks_as_looking_up_takes_longer_than_the_step():
+    def step(c, _):
+        return jnp.sin(c) * jnp.cos(c) * jnp.tanh(c), None  # a wide tape
+
+    found = rx.plan(step, real(16), length=1000, memory="20 kB")
+    work = {c.schedule: c.evaluations for c in found.candidates}
+    assert found.schedule == rx.Nested(levels=2) and work[rx.Binomial(44)] < work[found.schedule]
+    assert isinstance(rx.plan(step, real(1000), length=1000, memory="400 kB").schedule, rx.Binomial)
+
+
+def test_arithmetic_counts_runs_and_pullbacks_of_two_runs_each():
+    found = rx.plan(lambda c, _: (jnp.sin(c), None), real(500), length=105, memory="1 MB")
+    ratios = {c.schedule: c.work_ratio for c in found.candidates}
+    assert ratios[rx.StoreAll()] == 1 and ratios[rx.EveryStep()] == pytest.approx(4 / 3)
+    assert ratios[rx.Nested(levels=3)] == pytest.approx(6 / 3)
+    # the fewest snapshots that reach 105 steps with two, three and four advances of each
+    assert {s.snapshots for s in ratios if isinstance(s, rx.Binomial)} == {13, 7, 5}
+
+
 def test_it_plans_inside_a_transformation():
     found = []
 
