@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from ._jaxprs import equations, name_in, sub_jaxprs
+from ._tracing import OURS
 
 _MODULE = jax.checkpoint_policies.save_from_both_policies.__module__
 
@@ -114,8 +115,10 @@ def _named(closed: Any) -> Iterator[tuple[str, Any, bool]]:
 
 def _is_same(maker: Any, eqn: Any) -> bool:
     """Tell whether an equation is another's copy: the same operation, from the same line."""
-    return (
-        maker is not None
-        and maker.primitive is eqn.primitive
-        and maker.source_info.traceback == eqn.source_info.traceback
-    )
+    return maker is not None and maker.primitive is eqn.primitive and _lines(maker) == _lines(eqn)
+
+
+def _lines(eqn: Any) -> list[str]:
+    """List the lines of a person's own code that an equation comes from."""
+    lines = str(getattr(eqn.source_info, "traceback", "")).splitlines()
+    return [line for line in lines if not line.startswith(OURS)]

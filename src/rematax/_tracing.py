@@ -17,6 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+OURS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
+"""Where code is that no person wrote who calls this package."""
+
 # Kind of error -> what was done, and what works instead; the first that fits.
 _NEEDS_A_VALUE: dict[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
@@ -106,11 +109,10 @@ def is_jitted(fun: Any) -> bool:
 
 def _place(error: BaseException) -> str:
     """Say where in the person's own code an error came up."""
-    ours = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(ours)
+        if not frame.filename.startswith(OURS)
     ]
     if not frames:
         return ""
