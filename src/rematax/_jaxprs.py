@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +18,14 @@ def is_literal(atom: Any) -> bool:
     return hasattr(atom, "val")
 
 
+def parameters(eqn: Any) -> Mapping[str, Any]:
+    """Return what an equation's operation is told; with jax_remat3, some hold it in an object."""
+    return getattr(eqn.params.get("_prim"), "params", eqn.params)
+
+
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
     """Yield the jaxprs among an equation's parameters, closed ones as they are."""
-    for value in eqn.params.values():
+    for value in parameters(eqn).values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(getattr(item, "jaxpr", item), "eqns"):
                 yield item

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ._jaxprs import equations, name_in, sub_jaxprs
+from ._jaxprs import equations, name_in, parameters, sub_jaxprs
 from ._tracing import OURS
 
 _MODULE = jax.checkpoint_policies.save_from_both_policies.__module__
@@ -32,11 +32,12 @@ def notes_on_names(program: Any, pullback: Any, saved: set[str]) -> list[str]:
     unused: set[str] = set()
     for eqn, names in _checkpoints(program):
         asked |= dict.fromkeys(names)
-        for name, maker, is_used in _named(eqn.params["jaxpr"]):
+        for name, maker, is_used in _named(parameters(eqn)["jaxpr"]):
             if is_used:
                 makers.setdefault(name, []).append(maker)
             else:
                 unused.add(name)
+    # With jax_remat3 there is no such mark, and so it is not said.
     again = {
         name
         for eqn, names in _checkpoints(pullback)
@@ -79,7 +80,7 @@ def _note(name: Any, makers: dict[str, list[Any]], unused: set[str], again: set[
 def _checkpoints(closed: Any) -> Iterator[tuple[Any, set[Any]]]:
     """Yield equations of ``jax.checkpoint``, with the names that their policies ask for."""
     for eqn in equations(closed):
-        names = _asked_for(eqn.params.get("policy"))
+        names = _asked_for(parameters(eqn).get("policy"))
         if names:
             yield eqn, names
 
@@ -114,11 +115,15 @@ def _named(closed: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _is_same(maker: Any, eqn: Any) -> bool:
-    """Tell whether an equation is another's copy: the same operation, from the same line."""
-    return maker is not None and maker.primitive is eqn.primitive and _lines(maker) == _lines(eqn)
+    """Tell whether an equation is another's copy: the same operation, from the same place."""
+    return maker is not None and maker.primitive is eqn.primitive and _place(maker) == _place(eqn)
 
 
-def _lines(eqn: Any) -> list[str]:
-    """List the lines of a person's own code that an equation comes from."""
-    lines = str(getattr(eqn.source_info, "traceback", "")).splitlines()
-    return [line for line in lines if not line.startswith(OURS)]
+def _place(eqn: Any) -> list[tuple[Any, int]]:
+    """List where in a person's own code, to the instruction, an equation comes from."""
+    codes, instructions = eqn.source_info.traceback.raw_frames()
+    return [
+        (code, instruction)
+        for code, instruction in zip(codes, instructions, strict=True)
+        if not code.co_filename.startswith(OURS)
+    ]

@@ -23,7 +23,7 @@ OURS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
 # Kind of error -> what was done, and what works instead; the first that fits.
 _NEEDS_A_VALUE: dict[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
-        "a Python if, while, and or or needs the value of an array while it is traced",
+        "a Python if or while, or an and between arrays, needs the value of one that is traced",
         "use jnp.where or jax.lax.cond to choose, jax.lax.while_loop to repeat, & and | to combine",
     ),
     jax.errors.TracerArrayConversionError: (
@@ -40,7 +40,7 @@ _NEEDS_A_VALUE: dict[type[Exception], tuple[str, str]] = {
         "use jnp.where(mask, x, 0), which keeps the shape",
     ),
     jax.errors.ConcretizationTypeError: (
-        "a Python number or a shape needs the value of an array while it is traced",
+        "a Python number or a shape needs the value of an array that is traced",
         "use jnp instead of math, float() and int(), give jnp.nonzero and jnp.unique a size, and "
         "bind shapes and numbers of steps with functools.partial",
     ),
