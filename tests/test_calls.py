@@ -217,9 +217,7 @@ def test_a_model_returned_gets_a_remedy_that_works(mlp):
     def make(scale):
         return jax.tree.map(lambda leaf: leaf * scale if eqx.is_array(leaf) else leaf, model)
 
-    with pytest.raises(
-        TypeError, match=r"it returns a \w+.: return arrays only, of a model by eqx"
-    ):
+    with pytest.raises(TypeError, match=r"it returns a \w+.: return arrays only .of a model: eqx"):
         rx.measure(make, 2.0)
     assert rx.measure(lambda s: eqx.filter(make(s), eqx.is_array), 2.0).output_bytes > 0
 
@@ -380,6 +378,32 @@ def test_calls_inside_of_a_transformation_are_refused(call, name):
     jax.jit(abstract)(X)
 
 
+@ALL
+def test_arguments_that_the_function_does_not_take(call, name):
+    for args, kwargs, why in (
+        ((), {}, "missing a required argument: 'x'"),
+        ((X, True), {}, "too many positional arguments"),
+        ((X,), {"memory": "1 MB"}, "got an unexpected keyword argument 'memory'"),
+    ):
+        said = rf"{name}<lambda> cannot be called like this \({why}\): its arguments follow the"
+        with pytest.raises(TypeError, match=said):
+            call(lambda x: jnp.sin(x), *args, **kwargs)
+
+    @functools.wraps(lambda x, n: x)
+    def fewer(x):  # says that it takes more than it does
+        return 2 * x
+
+    call(fewer, X)
+
+
+@ALL
+def test_arrays_that_were_given_away(call, name):
+    x = jnp.ones(6)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    with pytest.raises(TypeError, match=rf"{name}argument 0 was donated to another call"):
+        call(jnp.sin, x)
+
+
 async def waits(x):
     return x
 
@@ -394,3 +418,5 @@ def test_functions_that_jax_cannot_trace(call, name):
         call(waits, X)
     with pytest.raises(TypeError, match=f"{name}yields is a generator, which JAX cannot trace"):
         call(yields, X)
+    with pytest.raises(TypeError, match=rf"{name}sin is a function of NumPy.* pass jnp\.sin"):
+        call(np.sin, X)

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._tracing import check_arguments, is_array, is_number, name_of
 
@@ -82,6 +83,7 @@ def call_of(
     """
     check_function(caller, fun)
     given = args, dict(kwargs or {})
+    _check_signature(caller, fun, *given)
     nnx = _nnx_of(given)
     if nnx:
         rest, tree = nnx.split(given)
@@ -139,12 +141,33 @@ def check_function(caller: str, fun: Any) -> None:
         raise TypeError(
             f"{caller}: needs the function, not what was compiled of it: pass what jax.jit returns."
         )
+    if isinstance(fun, np.ufunc):
+        raise TypeError(
+            f"{caller}: {fun.__name__} is a function of NumPy, which JAX cannot trace: pass "
+            f"jnp.{fun.__name__}."
+        )
     if inspect.iscoroutinefunction(fun) or inspect.isgeneratorfunction(fun):
         kind = "a generator" if inspect.isgeneratorfunction(fun) else "an async function"
         raise TypeError(
             f"{caller}: {name_of(fun)} is {kind}, which JAX cannot trace: pass a function that "
             "returns arrays."
         )
+
+
+def _check_signature(caller: str, fun: Any, args: tuple, kwargs: dict) -> None:
+    """Refuse arguments that the function does not take."""
+    try:
+        signature = inspect.signature(fun, follow_wrapped=False)
+    except (TypeError, ValueError):  # it does not tell
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        options = ", as time=True does" if caller != "rx.residuals" else ""
+        raise TypeError(
+            f"{caller}: {name_of(fun)} cannot be called like this ({error}): its arguments follow "
+            f"the function, and options go by name{options}."
+        ) from None
 
 
 def _is_dynamic(path: tuple[Any, ...], leaf: Any) -> bool:
@@ -161,6 +184,11 @@ def _check_leaf(caller: str, path: tuple[Any, ...], leaf: Any, is_dynamic: bool)
         raise TypeError(
             f"{caller}: {where} is being traced, by a jax.jit, jax.grad or jax.vmap around this "
             "call: call it outside of that, or pass jax.ShapeDtypeStruct(x.shape, x.dtype)."
+        )
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise TypeError(
+            f"{caller}: {where} was donated to another call, and its memory is gone: make the "
+            "array anew, or pass a copy next time."
         )
     if not is_dynamic and _hides_arrays(leaf, _DEEP):
         raise TypeError(

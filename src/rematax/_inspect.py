@@ -185,8 +185,8 @@ class Counted(Generic[Given, Out]):
         given = [leaf for leaf in leaves if is_array(leaf)] or list(filter(is_number, leaves))
         if not given:
             raise TypeError(
-                f"rx.counted: {name_of(self._fun)} was called without an array. Each call needs "
-                "one, or the compiler would move the count out of the loop."
+                f"rx.counted: {name_of(self._fun)} was called without an array: pass "
+                "what it works on, or the compiler would move the count out of the loop."
             )
         out = self._fun(*args, **kwargs)
         jax.debug.callback(lambda *_: self._runs.append(None), *map(_probe, given))
@@ -197,10 +197,10 @@ class Counted(Generic[Given, Out]):
     @overload
     def __get__(
         self: Counted[Concatenate[Instance, Rest], Out], instance: Instance, owner: Any = None
-    ) -> Callable[Rest, Out]: ...
+    ) -> _Bound[Rest, Out]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind to an instance, so that methods can be counted."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else _Bound(self, instance)
 
     def __repr__(self) -> str:
         return f"<{name_of(self._fun)}, counted: {self.calls} calls>"
@@ -215,6 +215,29 @@ class Counted(Generic[Given, Out]):
         """Start to count from zero."""
         jax.effects_barrier()
         self._runs.clear()
+
+
+class _Bound(Generic[Rest, Out]):
+    """A method that is counted, bound to an instance; the count is that of all instances."""
+
+    def __init__(self, method: Counted[..., Out], instance: Any) -> None:
+        self._method = method
+        self._instance = instance
+
+    def __call__(self, *args: Rest.args, **kwargs: Rest.kwargs) -> Out:
+        return self._method(self._instance, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self._method)
+
+    @property
+    def calls(self) -> int:
+        """How often the method ran, for any instance."""
+        return self._method.calls
+
+    def reset(self) -> None:
+        """Start to count from zero."""
+        self._method.reset()
 
 
 def counted(fun: Callable[Given, Out]) -> Counted[Given, Out]:

@@ -90,7 +90,7 @@ def in_one_sentence(caller: str, fun: Callable, args: tuple) -> Iterator[None]:
         elif "valid JAX type" in str(error) or "abstract array" in str(error):
             kind = re.search(r"of type <class '(?:\w+\.)*(\w+)'>", str(error))
             why = f"it returns a {kind[1]}" if kind else first_line(error)
-            what = "return arrays only, of a model by eqx.filter(model, eqx.is_array)"
+            what = "return arrays only (of a model: eqx.filter(model, eqx.is_array))"
         else:
             raise
     except ValueError as error:
