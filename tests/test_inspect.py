@@ -238,6 +238,30 @@ def test_names_that_are_met_are_not_mentioned():
         assert rx.residuals(fun, X).notes == ()
 
 
+@pytest.mark.parametrize(
+    "costly",
+    [
+        lambda x: jnp.outer(x, x) @ x,
+        lambda x: x * x * x,
+        lambda x: x**2.5,
+        lambda x: x**3,
+        lambda x: x ** (1.0 + jax.lax.stop_gradient(x)),
+        lambda x: x / (1 + x),
+        jnp.cumsum,
+        jax.nn.gelu,
+        jax.nn.softmax,
+        lambda x: jnp.where(x > 0.5, x, x * x),
+        lambda x: scan(jnp.sin, x, 3),
+    ],
+)
+def test_a_derivative_is_not_taken_for_a_computation_that_is_repeated(costly):
+    def f(x):
+        return jnp.cos(checkpoint_name(costly(x), "a")) * 2.0
+
+    kept = rx.residuals(checkpointed(f, "a"), X)
+    assert "a" in {row.name for row in kept} and kept.notes == ()
+
+
 def test_a_tuple_for_a_name_is_said():
     (note,) = rx.residuals(checkpointed(two_names, ("a", "b")), X).notes
     assert note.startswith(
@@ -269,9 +293,14 @@ def test_what_is_saved_and_computed_again_is_said():
     kept, good = (rx.residuals(checkpointed(functools.partial(f, both=b), "a"), X) for b in (1, 0))
     assert kept.extra_bytes == good.extra_bytes == X.nbytes and good.notes == ()
     (note,) = kept.notes
-    assert note.startswith("'a' is saved, and computed again all the same, since the value is used")
+    assert note.startswith("'a' is saved, and computed again all the same, since the value is also")
     looped = lambda x: scan(checkpointed(functools.partial(f, both=True), "a"), x, 3)  # noqa: E731
     assert rx.residuals(looped, X).notes == kept.notes
+    # The derivative of an exponential uses its result, which has no name yet.
+    exp = checkpointed(lambda x: jnp.cos(checkpoint_name(jnp.exp(x), "a")) * 2.0, "a")
+    assert rx.residuals(exp, X).notes == kept.notes
+    text = jax.jit(jax.value_and_grad(lambda x: exp(x).sum())).lower(X).as_text()
+    assert text.count("stablehlo.exponential") == 2
     # The truth: sines in the program of the gradient, one of which is the cosine's derivative.
     for both, right in ((True, 3), (False, 2)):
         fun = checkpointed(functools.partial(f, both=both), "a")

@@ -31,7 +31,7 @@ def notes_on_names(program: Any, pullback: Any, saved: set[str]) -> list[str]:
     makers: dict[str, list[Any]] = {}
     unused: set[str] = set()
     for eqn, names in _checkpoints(program):
-        asked |= dict.fromkeys(names)
+        asked |= dict.fromkeys(sorted(names, key=str))
         for name, maker, is_used in _named(parameters(eqn)["jaxpr"]):
             if is_used:
                 makers.setdefault(name, []).append(maker)
@@ -60,8 +60,9 @@ def _note(name: Any, makers: dict[str, list[Any]], unused: set[str], again: set[
         )
     if name in again:
         return (
-            f"{name!r} is saved, and computed again all the same, since the value is used without "
-            "its name too: go on with what checkpoint_name returns."
+            f"{name!r} is saved, and computed again all the same, since the value is also used "
+            "without its name: go on with what checkpoint_name returns. (The derivative of an "
+            "exp or tanh uses its result so: there a name cannot help.)"
         )
     if name in makers:
         return ""
@@ -115,15 +116,28 @@ def _named(closed: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _is_same(maker: Any, eqn: Any) -> bool:
-    """Tell whether an equation is another's copy: the same operation, from the same place."""
-    return maker is not None and maker.primitive is eqn.primitive and _place(maker) == _place(eqn)
+    """Tell whether an equation computes again what another did: the same, from the same place.
+
+    A derivative comes from the same place too. Most are not among what is marked as computed again,
+    but the power in that of a power is. Nothing is said of what is a program of its own.
+    """
+    return (
+        maker is not None
+        and "rematted" in str(eqn.source_info.name_stack)
+        and maker.primitive is eqn.primitive
+        and maker.primitive.name != "pow"
+        and not any(sub_jaxprs(maker))
+        and maker.params == eqn.params
+        and _place(maker) == _place(eqn)
+    )
 
 
 def _place(eqn: Any) -> list[tuple[Any, int]]:
-    """List where in a person's own code, to the instruction, an equation comes from."""
-    codes, instructions = eqn.source_info.traceback.raw_frames()
-    return [
-        (code, instruction)
-        for code, instruction in zip(codes, instructions, strict=True)
-        if not code.co_filename.startswith(OURS)
-    ]
+    """List the calls, to the instruction, from which an equation comes.
+
+    Of JAX's own only those count that a person's code made; the others are ways to trace that.
+    """
+    calls = list(zip(*eqn.source_info.traceback.raw_frames(), strict=True))
+    own = [not code.co_filename.startswith(OURS) for code, _ in calls]
+    inner = own.index(True) if any(own) else len(own)
+    return calls[:inner] + [call for call, is_own in zip(calls, own, strict=True) if is_own]
