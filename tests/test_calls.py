@@ -202,6 +202,18 @@ def test_equinox_models_have_residuals(mlp):
     assert "the gradient's own" in rx.residuals(eqx.filter_grad(squares), model, X).notes[0]
 
 
+def test_what_is_wrong_with_a_function_of_a_model_is_said(mlp):
+    eqx, model = mlp
+
+    def chooses(model, x):
+        return model(x) if x.sum() > 0 else x
+
+    for fun in (chooses, eqx.filter_jit(chooses)):
+        for call in (rx.measure, rx.residuals):
+            with pytest.raises(TypeError, match=r"chooses cannot be traced .a Python if or while"):
+                call(fun, model, X)
+
+
 def test_a_model_under_jit_gets_a_remedy_that_works(mlp):
     eqx, model = mlp
     arrays_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
@@ -253,6 +265,14 @@ def test_nnx_models_are_measured(net):
             assert cost.temp_bytes == pytest.approx(own.temp_size_in_bytes, abs=256)
             assert cost.argument_bytes == state + x.nbytes  # what is shared counts once
     assert rx.measure(nnx.jit(squares), model, x).output_bytes >= 4
+    assert 4 < rx.measure(squares, model, x).output_bytes < state  # the value, and statistics
+
+    def shares(model, x):
+        assert model.tied is model.first
+        return squares(model, x)
+
+    assert rx.measure(nnx.jit(shares), model, x, time=True).seconds > 0
+    assert rx.measure(shares, model, x, time=True).seconds > 0
     # Measuring changes nothing, though running the model does.
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, nnx.state(model)))
 

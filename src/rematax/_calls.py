@@ -107,9 +107,10 @@ def call_of(
         out = fun(*args, **kwargs)
         if plain:
             return out
-        changed = jax.tree.leaves(nnx.split((args, kwargs))[1]) if nnx else ()
+        after = jax.tree.leaves(nnx.split((args, kwargs))[1]) if nnx else ()
         before = set(map(id, full))
-        return [*_arrays_of(caller, fun, out), *(x for x in changed if id(x) not in before)]
+        changed = [jax.lax.stop_gradient(leaf) for leaf in after if id(leaf) not in before]
+        return [*_arrays_of(caller, fun, out), *changed]
 
     pure.__name__ = str(getattr(fun, "__name__", "call"))
     parameters = _parameters(fun)

@@ -84,13 +84,16 @@ def in_one_sentence(caller: str, fun: Callable, args: tuple) -> Iterator[None]:
         why, what = next(v for kind, v in _NEEDS_A_VALUE.items() if isinstance(error, kind))
         why += _place(error)
     except TypeError as error:
+        returned = re.search(r"returned a value of type <class '(?:\w+\.)*(\w+)'>", str(error))
         if str(error).startswith(_SHAPE):
             why, what = _NEEDS_A_VALUE[jax.errors.ConcretizationTypeError]
             why += _place(error)
-        elif "valid JAX type" in str(error) or "abstract array" in str(error):
-            kind = re.search(r"of type <class '(?:\w+\.)*(\w+)'>", str(error))
-            why = f"it returns a {kind[1]}" if kind else first_line(error)
+        elif returned:
+            why = f"it returns a {returned[1]}"
             what = "return arrays only (of a model: eqx.filter(model, eqx.is_array))"
+        elif "valid JAX type" in str(error) or "abstract array" in str(error):
+            check_arguments(caller, fun, args)
+            why, what = first_line(error), "take and return arrays only"
         else:
             raise
     except ValueError as error:
@@ -98,7 +101,6 @@ def in_one_sentence(caller: str, fun: Callable, args: tuple) -> Iterator[None]:
             raise
         why = "an argument that it says is static is traced here"
         what = "bind static arguments with functools.partial or a lambda"
-    check_arguments(caller, fun, args)  # a jitted function may have static ones, so only now
     raise TypeError(f"{caller}: {name_of(fun)} cannot be traced ({why}): {what}.")
 
 
