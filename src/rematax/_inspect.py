@@ -142,6 +142,11 @@ def residuals(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
     Residuals are what autodiff asks for. What the compiler then allocates can be less, where it
     fuses, or more: see :func:`measure`.
 
+    Under the table stands what a reader should know: that the function is a gradient itself, or
+    that a policy of :func:`jax.checkpoint` asks for a name which no value has, or whose value is
+    not used, or is computed again all the same. The names of a policy that a person wrote cannot be
+    read.
+
     Args:
         fun: The function before differentiation: pass ``loss``, not ``jax.grad(loss)``.
         *args: Its arguments: pytrees of arrays, :class:`jax.ShapeDtypeStruct` or numbers. All are
@@ -302,12 +307,10 @@ def list_residuals(
         ) from None
     arguments = dict(zip(map(id, closed.jaxpr.invars), call.names, strict=True))
     constants = set(map(id, closed.jaxpr.constvars))
-    rows, seen = [], set()
+    rows = []
     for var in closed.jaxpr.outvars:
-        key = id(var.val) if is_literal(var) else id(var)
-        if key in seen or (is_literal(var) and not var.aval.shape):
+        if is_literal(var) and not var.aval.shape:
             continue
-        seen.add(key)
         shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
         if id(var) in arguments:
             rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))

@@ -37,19 +37,19 @@ def notes_on_names(program: Any, pullback: Any, saved: set[str]) -> list[str]:
                 makers.setdefault(name, []).append(maker)
             else:
                 unused.add(name)
-    # With jax_remat3 there is no such mark, and so it is not said.
+    # With jax_remat3 nothing is marked as computed again, and so this is not said.
     again = {
         name
         for eqn, names in _checkpoints(pullback)
-        if eqn.params.get("differentiated")
         for name in saved.intersection(names)
-        if any(_is_same(maker, each) for maker in makers.get(name, ()) for each in _inside(eqn))
+        if any(
+            _is_same(maker, each)
+            for maker in makers.get(name, ())
+            for each in equations(parameters(eqn)["jaxpr"])
+        )
     }
-    return [
-        note
-        for name in asked
-        if (note := _note(name, makers, unused, again))
-    ]  # fmt: skip
+    notes = (_note(name, makers, unused, again) for name in asked)
+    return list(filter(None, notes))
 
 
 def _note(name: Any, makers: dict[str, list[Any]], unused: set[str], again: set[str]) -> str:
@@ -84,10 +84,6 @@ def _checkpoints(closed: Any) -> Iterator[tuple[Any, set[Any]]]:
         names = _asked_for(parameters(eqn).get("policy"))
         if names:
             yield eqn, names
-
-
-def _inside(eqn: Any) -> Iterator[Any]:
-    return equations(eqn.params["jaxpr"])
 
 
 def _asked_for(policy: Any) -> set[Any]:
