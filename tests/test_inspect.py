@@ -514,6 +514,8 @@ def test_ordinary_functions_are_not_called_gradients():
         (jnp.sin, X),
         (lambda x: -jax.grad(potential)(x), X),  # a force
         (leapfrog, X, X),
+        (lambda x: (jax.grad(potential)(x), jnp.sin(x)), X),
+        (lambda x: jax.grad(lambda k: (k * x[:3]).sum())(jnp.ones(3)), X),
         (lambda x: (jax.grad(potential)(x) ** 2).sum(), X),
         (lambda x: jax.jvp(jnp.sin, (x,), (x,)), X),
         (jax.vmap(jnp.sin), X),

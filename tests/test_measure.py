@@ -159,6 +159,8 @@ def test_constants_are_found_at_any_depth():
         assert rx.measure(fun, X).constant_bytes == array.nbytes
     key = jax.random.key(0)
     assert rx.measure(lambda x: x * jax.random.normal(key, (N,)), X).constant_bytes == 8
+    empty = jnp.zeros((0, 3))
+    assert rx.measure(lambda x: x.sum() + empty.sum(), X).constant_bytes == 0
 
 
 def test_values_of_the_program_around_are_no_constants():

@@ -115,14 +115,13 @@ def _is_same(maker: Any, eqn: Any) -> bool:
     """Tell whether an equation computes again what another did: the same, from the same place.
 
     A derivative comes from the same place too. Most are not among what is marked as computed again,
-    but the power in that of a power is. Nothing is said of what is a program of its own.
+    but the power in that of a power is.
     """
     return (
         maker is not None
         and "rematted" in str(eqn.source_info.name_stack)
         and maker.primitive is eqn.primitive
         and maker.primitive.name != "pow"
-        and not any(sub_jaxprs(maker))
         and maker.params == eqn.params
         and _place(maker) == _place(eqn)
     )
