@@ -40,7 +40,7 @@ def test_missing_backend_is_one_sentence_and_leaves_jax_usable(name):
         "print(float(jax.numpy.ones(3).sum()))"
     )
     message, cause, total = out.splitlines()
-    assert message.startswith(f"no {name} can be used here") and "jax[" in message
+    assert message.startswith(f"rx.use_backend: no {name} can be used here") and "jax[" in message
     assert cause == "None" and total == "3.0"
 
 
@@ -55,12 +55,13 @@ def test_too_late():
     *messages, last = out.splitlines()
     assert last == "cpu cpu"
     assert len(messages) == 2
-    assert all("JAX computes on the cpu already" in m and "fresh process" in m for m in messages)
+    assert all(m.startswith("rx.use_backend: JAX computes on the cpu already") for m in messages)
+    assert all("fresh process" in m for m in messages)
 
 
 @pytest.mark.parametrize("name", ["gpuu", "CPU", "", None, 3])
 def test_misspelt_backend(name):
-    with pytest.raises(ValueError, match="choose 'cpu', 'gpu' or 'tpu'"):
+    with pytest.raises(ValueError, match=r"rx\.use_backend: .*choose 'cpu', 'gpu' or 'tpu'"):
         rx.use_backend(name)
 
 
@@ -81,6 +82,8 @@ def test_description():
     assert here.summary.startswith(here.name)
     for shown in (repr(here), here._repr_html_(), here.summary):
         assert platform.node() not in shown
+    assert repr(here).splitlines()[0].split() == ["backend", here.name]
+    assert "rx-backend" in here._repr_html_() and "Computed here" in here._repr_html_()
     assert here.jax in repr(here) and here.jaxlib in here._repr_html_()
 
 

@@ -1,6 +1,11 @@
 """Costs against buffers counted by hand, and verdicts against what the compiler was seen to do."""
 
+import functools
+import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -11,12 +16,13 @@ import pytest
 
 import rematax as rx
 from rematax import _measure
-from rematax._measure import _count_lowered, _median_seconds, format_seconds
+from rematax._measure import _count_lowered, _timed, format_seconds
 
 matplotlib.use("Agg")
 
 N = 1000
 X = jnp.ones(N)
+NO_COST = rx.Cost(0, 0, 0, 0, 0, None, None, "cpu")
 
 
 class Clock:
@@ -79,7 +85,34 @@ def test_compile_seconds_are_those_of_the_compiler(clock, monkeypatch):
     for stage, name, seconds in ((jax.stages.Lowered, "compile", 4.0),
                                  (jax.stages.Traced, "lower", 16.0)):  # fmt: skip
         monkeypatch.setattr(stage, name, clock.takes(seconds, getattr(stage, name)))
-    assert rx.measure(jnp.sin, X).compile_seconds == 4
+
+    def fun(x):
+        return jnp.sin(x) * x
+
+    first, second = rx.measure(fun, X), rx.measure(fun, X)
+    assert first.compile_seconds == 4 and "compiled in" in repr(first)
+    # V15: it took 21 microseconds to find a program that had been compiled before.
+    assert second.compile_seconds is None
+    assert "compiled   before" in repr(second) and "compiled in" not in second._repr_html_()
+    assert replace(second, compile_seconds=4.0) == first
+
+
+def test_what_comes_from_the_cache_on_disk_was_compiled_before(tmp_path):
+    code = """
+import jax, jax.numpy as jnp, rematax as rx
+before = [rx.measure(lambda x: jnp.sin(x) * 3, jnp.ones(7)).compile_seconds for _ in range(2)]
+print([seconds is None for seconds in before])
+"""
+    options = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | options, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[False, True]", done.stderr
 
 
 def test_temporary_bytes_respond_where_peak_does_not():
@@ -126,6 +159,8 @@ def test_constants_are_found_at_any_depth():
         assert rx.measure(fun, X).constant_bytes == array.nbytes
     key = jax.random.key(0)
     assert rx.measure(lambda x: x * jax.random.normal(key, (N,)), X).constant_bytes == 8
+    empty = jnp.zeros((0, 3))
+    assert rx.measure(lambda x: x.sum() + empty.sum(), X).constant_bytes == 0
 
 
 def test_values_of_the_program_around_are_no_constants():
@@ -172,12 +207,76 @@ def test_numbers_and_trees_are_arguments():
     assert cost.output_bytes == X.nbytes
 
 
+def squares(x):
+    return (x**2).sum()
+
+
+VALUE = "This is the value alone; for the gradient pass jax.grad of the function."
+
+
+@pytest.mark.parametrize(
+    ("fun", "is_value"),
+    [
+        (squares, True),
+        (jax.jit(squares), True),
+        (lambda x: scan(jnp.sin, x, 9).sum(), True),
+        (lambda x: rx.scan(lambda c, _: (jnp.sin(c), None), x, length=9)[0].sum(), True),
+        (lambda x: jax.nn.relu(x).sum(), True),  # with a derivative of its own
+        (jax.checkpoint(squares), True),
+        (jax.grad(squares), False),
+        (jax.value_and_grad(squares), False),
+        (lambda x: jax.grad(lambda k: squares(k * x))(2.0), False),  # of one number
+        (jax.jit(lambda x: (jax.grad(squares)(x) ** 2).sum()), False),
+        (lambda x: jax.jvp(squares, (x,), (x,))[1], False),
+        (jnp.sin, False),
+        (lambda x: (x > 0).sum(), False),
+        (lambda x: jnp.argmax(x), False),
+        (lambda x: (squares(x), x.sum()), False),
+        (lambda x: squares(x).astype(jnp.complex64), False),
+    ],
+)
+def test_a_value_in_the_place_of_its_gradient_is_said(fun, is_value):
+    cost = rx.measure(fun, X)
+    assert cost.notes == ((VALUE,) if is_value else ())
+    assert (VALUE in repr(cost)) == (f"<p>{VALUE}</p>" in cost._repr_html_()) == is_value
+
+
+def test_a_value_of_whole_numbers_has_no_gradient():
+    assert rx.measure(lambda i: jnp.sqrt(i.sum().astype(float)), jnp.arange(3)).notes == ()
+
+
+def test_notes_of_a_comparison_name_the_functions():
+    cost = rx.compare({"a": squares, "grad": jax.grad(squares), "b": jnp.mean}, X)
+    assert cost.notes == (f"a, b: {VALUE}",)
+    assert repr(cost).splitlines()[-1] == cost.notes[0]
+    assert f"<p>{cost.notes[0]}</p>" in cost._repr_html_()
+
+
+def test_a_result_that_is_not_finite_is_said():
+    def loss(p):
+        return jnp.sqrt(p["a"] * p["b"]).sum()
+
+    def gradient(p):
+        return {**jax.grad(loss)(p), "n": 3, "fine": p["b"]}
+
+    p = {"a": jnp.ones(3), "b": jnp.array([1.0, 0.0, -1.0])}
+    assert rx.measure(gradient, p).notes == ()  # it was not run
+    (note,) = rx.measure(gradient, p, time=True).notes
+    assert note == "The result is not finite: NaN in ['a'], NaN in ['b']."
+    p["b"] = jnp.array([1.0, 0.0, 1.0])  # 0 times infinity, and infinity
+    (note,) = rx.measure(gradient, p, time=True).notes
+    assert note == "The result is not finite: NaN in ['a'], infinity in ['b']."
+    cost = rx.compare({"log": lambda x: jnp.log(x - 1), "sin": jnp.sin}, X, time=True)
+    assert cost.notes == ("log: The result is not finite: infinity.",)
+    assert rx.measure(jax.grad(loss), {"a": X, "b": X}, time=True).notes == ()
+
+
 def timed(*runs):
     programs = {
-        str(i): SimpleNamespace(run=run, cost=SimpleNamespace(alias_bytes=0))
+        str(i): SimpleNamespace(ready=lambda run=run: run, cost=NO_COST)
         for i, run in enumerate(runs)
     }
-    return list(_median_seconds(programs, ()).values())
+    return [cost.seconds for cost in _timed(programs).values()]
 
 
 def test_times_leave_out_the_first_run_and_wait(clock):
@@ -235,6 +334,43 @@ def test_products_are_counted_at_each_stage():
     assert cost.operations["again"].compiled in (47, 63)
     merged = cost.operations["again"].compiled == 47
     assert ("the compiler merged the recomputation away" in cost.verdict) == merged
+
+
+def test_a_recomputation_that_was_merged_away_is_called_that():
+    plain, args = network(16, loop=True)
+    again, _ = network(16, functools.partial(jax.checkpoint, prevent_cse=False), loop=True)
+    cost = rx.compare({"plain": plain, "again": again}, *args)
+    ops = cost.operations["again"]
+    assert (ops.traced, ops.lowered, ops.compiled) == (63, 63, 47)
+    assert re.fullmatch(
+        r"again: needs [\w. ]+, compared with plain; the compiler merged the recomputation away\.",
+        cost.verdict,
+    )
+    # In a loop nothing is merged: the way back is another loop.
+    plain, args = network(16)
+    again, _ = network(16, functools.partial(jax.checkpoint, prevent_cse=False))
+    assert "merged" not in rx.compare({"plain": plain, "again": again}, *args).verdict
+
+
+@pytest.mark.parametrize(
+    ("traced", "lowered", "compiled", "loops", "merged"),
+    [
+        (5, 5, 3, 0, True),
+        (4, 4, 3, 0, True),
+        (4, 4, 2, 0, True),
+        (4, 4, 4, 0, False),  # one more remains
+        (4, 3, 3, 0, False),  # there was nothing to merge
+        (3, 3, 3, 0, False),
+        (4, 4, 3, 1, False),  # what is in a loop counts once
+    ],
+)
+def test_when_merging_is_said(traced, lowered, compiled, loops, merged):
+    operations = {
+        "a": rx.Operations(3, 3, 3, 0),
+        "b": rx.Operations(traced, lowered, compiled, loops),
+    }
+    verdict = rx.Comparison(dict.fromkeys("ab", NO_COST), operations).verdict
+    assert ("the compiler merged the recomputation away" in verdict) == merged
 
 
 def test_loop_bodies_count_once():
@@ -309,7 +445,9 @@ def test_work_of_programs_with_other_loops_is_not_compared():
     loop, args = network(16, loop=True)
     scanned, _ = network(16)
     cost = rx.compare({"loop": loop, "scan": scanned}, *args)
-    assert "expensive operations" not in cost.verdict and "work was not compared" in cost.verdict
+    assert "expensive operations" not in cost.verdict and "merged" not in cost.verdict
+    end = ", compared with loop; their work was not compared, since their loops differ."
+    assert cost.verdict.endswith(end)
 
 
 def test_verdict_says_when_it_got_worse():
@@ -343,12 +481,17 @@ def test_shown_as_tables():
     plain, args = network(4)
     again, _ = network(4, jax.checkpoint)
     cost = rx.compare({"<plain>": plain, "again": again}, *args)
-    head, first, second, verdict = repr(cost).splitlines()
+    head, first, second, verdict, products = repr(cost).splitlines()
     assert "working bytes" in head and "traced / lowered / compiled" in head
+    assert (
+        products.startswith("Products are matrix products")
+        and "<p>Products are" in cost._repr_html_()
+    )
     assert first.startswith("<plain>") and second.endswith("4 / 4 / 4")
     assert verdict == cost.verdict
     page = cost._repr_html_()
     assert "&lt;plain&gt;" in page and "<caption>Costs on" in page and "<p>again: saves" in page
+    assert "Products" not in repr(rx.compare({"f": jnp.sin}, X))
     assert list(cost) == ["<plain>", "again"] and len(cost) == 2 and cost.base == "<plain>"
 
     single = cost["again"]
@@ -367,42 +510,31 @@ def test_format_seconds():
     assert [format_seconds(t) for t in (2.0, 0.5, 1.5e-6)] == ["2 s", "500 ms", "1.5 µs"]
 
 
-def branches(x):
-    return x if x.sum() > 0 else -x
-
-
-def calls_numpy(x):
-    return np.asarray(x).sum()
-
-
-def indexes(x):
-    return [1.0, 2.0][x.astype(int)[0]]
-
-
 def says(x):
     return "text"
 
 
-@pytest.mark.parametrize("measure", [rx.measure, lambda f, *a: rx.compare({"it": f}, *a)])
-def test_what_cannot_be_measured_is_said_in_one_sentence(measure):
-    with pytest.raises(TypeError, match=r"needs a function.*not the result of calling it"):
-        measure(X, X)
-    with pytest.raises(TypeError, match=r"argument 0 is a str \('abc'\), not an array"):
-        measure(jnp.sin, "abc")
-    with pytest.raises(
-        TypeError,
-        match=r"branches cannot be traced \(it needs the value.*line \d+ of test_measure.py\)",
-    ):
-        measure(branches, X)
-    with pytest.raises(TypeError, match=r"branches cannot be traced"):
-        measure(jax.jit(branches), X)
-    for fun in (calls_numpy, indexes):
-        with pytest.raises(TypeError, match=r"cannot be traced \(it needs the value"):
+def compare(fun, *args, **kwargs):
+    return rx.compare({"it": fun}, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("measure", "name"), [(rx.measure, "rx.measure: "), (compare, "rx.compare, 'it': ")]
+)
+def test_what_cannot_be_measured_is_said_in_one_sentence(measure, name):
+    for fun in (X, "text", None):
+        with pytest.raises(TypeError, match=f"{name}needs a function first, .*not the result of"):
             measure(fun, X)
-    with pytest.raises(TypeError, match=r"says cannot be traced .*take and return arrays only"):
+    with pytest.raises(TypeError, match=rf"{name}argument 0 is a str \('abc'\), not an array"):
+        measure(jnp.sin, "abc")
+    with pytest.raises(TypeError, match=f"{name}says cannot be traced .it returns a str.: return"):
         measure(says, X)
-    with pytest.raises(TypeError, match=r"argument 0 is a str \('abc'\), not an array"):
+    with pytest.raises(TypeError, match=r"argument 0 is a str .*pass the function without jax.jit"):
         measure(jax.jit(lambda x: x), "abc")
+    with pytest.raises(TypeError, match=f"{name}needs the function, not what was compiled of it"):
+        measure(jax.jit(jnp.sin).lower(X).compile(), X)
+    with pytest.raises(TypeError, match=f"{name}time says whether .* and is not 0.5; bind"):
+        measure(jnp.sin, X, time=0.5)
 
 
 def test_the_functions_own_errors_show():
@@ -413,11 +545,12 @@ def test_the_functions_own_errors_show():
 
 
 def test_comparisons_need_names():
-    with pytest.raises(TypeError, match="needs the functions by name"):
-        rx.compare([jnp.sin], X)
-    with pytest.raises(ValueError, match="got no functions"):
+    for functions in ([jnp.sin], jnp.sin):
+        with pytest.raises(TypeError, match=r"rx\.compare: needs the functions by name first"):
+            rx.compare(functions, X)
+    with pytest.raises(ValueError, match=r"rx\.compare: there is no function"):
         rx.compare({}, X)
-    with pytest.raises(TypeError, match="compare needs text for names, not 1"):
+    with pytest.raises(TypeError, match=r"rx\.compare: names of functions are text, not 1"):
         rx.compare({1: jnp.sin, "1": jnp.cos}, X)
-    with pytest.raises(TypeError, match="compare, 'bad' needs a function"):
+    with pytest.raises(TypeError, match=r"rx\.compare, 'bad': needs a function first"):
         rx.compare({"good": jnp.sin, "bad": 3}, X)

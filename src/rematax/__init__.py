@@ -12,8 +12,9 @@ Where things are, each line resting on those below it:
 - ``_loop``: a loop as a traced program, and the loops made of it;
 - ``_jax``: all that touches JAX's extension points; ``_jaxprs``: reads traced programs;
 - ``_schedules``, ``_binomial``, ``_online``: when to store and when to recompute, in plain Python;
-- beside them ``_inspect``, ``_measure``, ``_gradcheck``, ``_backends``: looking and measuring, and
-  ``_sizes``, ``_tables``, ``_tracing``: small things that all use.
+- beside them ``_inspect`` and ``_policies``, ``_measure``, ``_gradcheck``, ``_backends``: looking
+  and measuring; ``_calls``: a person's function as one of arrays alone; and ``_sizes``,
+  ``_tables``, ``_tracing``: small things that all use.
 
 ``reactors`` rests on nothing of these, ``book`` on ``_backends`` and ``_tables``.
 """

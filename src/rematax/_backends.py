@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import html
 import os
 import platform
 import subprocess
@@ -16,6 +15,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from ._tables import list_text, table_html
 from ._tracing import first_line
 
 _MEANT = {"cpu": "cpu", "gpu": "gpu", "tpu": "tpu", "cuda": "gpu", "nvidia": "gpu", "rocm": "gpu"}
@@ -68,14 +68,10 @@ class Backend:
         ]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name:12} {value}" for name, value in self._rows())
+        return list_text(self._rows())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><th scope="row">{name}</th><td>{html.escape(value)}</td></tr>'
-            for name, value in self._rows()
-        )
-        return f'<table class="rx-table rx-backend"><caption>Computed here</caption>{rows}</table>'
+        return table_html("Computed here", (), self._rows(), "backend")
 
 
 def describe_backend() -> Backend:
@@ -121,7 +117,9 @@ def use_backend(name: Literal["cpu", "gpu", "tpu"]) -> None:
     if name not in ("cpu", "gpu", "tpu"):
         near = difflib.get_close_matches(str(name).lower(), _MEANT, n=1, cutoff=0.5)
         hint = f" Did you mean {_MEANT[near[0]]!r}?" if near else ""
-        raise ValueError(f"there is no backend {name!r}: choose 'cpu', 'gpu' or 'tpu'.{hint}")
+        raise ValueError(
+            f"rx.use_backend: there is no backend {name!r}: choose 'cpu', 'gpu' or 'tpu'.{hint}"
+        )
     before = jax.config.jax_platforms  # type: ignore[attr-defined]
     try:
         jax.config.update("jax_platforms", _platform(name))
@@ -131,14 +129,15 @@ def use_backend(name: Literal["cpu", "gpu", "tpu"]) -> None:
         reason = first_line(error) if str(error) else "JAX has no plugin for it"
         install = f", install its support ({_INSTALL[name]})" if name in _INSTALL else ""
         raise RuntimeError(
-            f"no {name} can be used here ({reason}): check that the machine has one{install}, or "
-            "choose 'cpu'."
+            f"rx.use_backend: no {name} can be used here ({reason}): check that the machine "
+            f"has one{install}, or choose 'cpu'."
         ) from None
     if in_use != name:
         jax.config.update("jax_platforms", before)
         raise RuntimeError(
-            f"JAX computes on the {in_use} already, so it cannot change to the {name}: call "
-            f"use_backend({name!r}) before the first computation, in a fresh process."
+            f"rx.use_backend: JAX computes on the {in_use} already, so it cannot change to the "
+            f"{name}: call rx.use_backend({name!r}) before the first computation, in a fresh "
+            "process."
         )
 
 

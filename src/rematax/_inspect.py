@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -22,21 +22,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._jaxprs import is_literal, sub_jaxprs
+from ._calls import call_of, check_function
+from ._jaxprs import is_gradient, is_literal, origin_of
+from ._policies import notes_on_names
 from ._sizes import format_bytes, leaf_bytes
-from ._tables import table_html
-from ._tracing import (
-    check_arguments,
-    first_line,
-    in_one_sentence,
-    is_array,
-    is_number,
-    name_of,
-)
+from ._tables import lines_html, table_html, table_text
+from ._tracing import first_line, in_one_sentence, is_array, is_number, name_of
 
 _HEAD = ("kind", "shape", "size", "from", "how many")
-# What JAX puts around a value on its way out, without making a new one.
-_WRAPPERS = {"reduce_precision", "copy", "optimization_barrier"}
+_OF_A_GRADIENT = (
+    "This is the gradient's own program; for what the gradient keeps, pass the function before "
+    "jax.grad."
+)
 
 Given = ParamSpec("Given")
 Rest = ParamSpec("Rest")
@@ -55,8 +52,11 @@ class Residual:
         kind: ``"argument"`` (kept anyway, costs nothing extra), ``"constant"`` (an array that the
             function closes over) or ``"intermediate"``.
         name: The name given by :func:`jax.ad_checkpoint.checkpoint_name`, or the argument's.
-        made_by: The primitive that computed an intermediate, such as ``"cos"``.
-        length: Number of loop steps whose values are stacked in it; 1 outside loops.
+        made_by: The primitive that computed an intermediate, such as ``"cos"``; ``"carry"`` for the
+            carries that a loop stacks, and ``"snapshot"`` for those that :func:`rematax.scan` keeps
+            by a table.
+        length: Number of loop steps whose values are stacked in it, or of snapshots; 1 outside
+            loops.
     """
 
     shape: tuple[int, ...]
@@ -87,10 +87,15 @@ class Residuals(Sequence[Residual]):
     """What reverse mode keeps of one function: a sequence of :class:`Residual`.
 
     Shown as a table in a terminal and in a notebook, equal rows together.
+
+    Attributes:
+        notes: What a reader of the table should know, in sentences that stand under it: that the
+            function is a gradient itself, or that a policy asks for a name in vain.
     """
 
-    def __init__(self, rows: Sequence[Residual]) -> None:
+    def __init__(self, rows: Sequence[Residual], notes: Sequence[str] = ()) -> None:
         self._rows = tuple(rows)
+        self.notes = tuple(notes)
 
     @overload
     def __getitem__(self, index: int) -> Residual: ...
@@ -123,32 +128,38 @@ class Residuals(Sequence[Residual]):
             yield (*row._cells(), f"× {times}" if times > 1 else "")
 
     def __repr__(self) -> str:
-        rows = list(self._table())
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-        return "\n".join((self._summary(), *(f"  {line}" for line in lines)))
+        table = [table_text(_HEAD, self._table())] if self else []
+        return "\n".join((self._summary(), *table, *self.notes))
 
     def _repr_html_(self) -> str:
-        return table_html(self._summary(), _HEAD if self else (), self._table(), "residuals")
+        table = table_html(self._summary(), _HEAD if self else (), self._table(), "residuals")
+        return table + lines_html(self.notes)
 
 
-def residuals(fun: Callable[..., Any], *args: Any) -> Residuals:
+def residuals(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
     """List what reverse mode would keep of a function. Nothing is computed or compiled.
 
     Residuals are what autodiff asks for. What the compiler then allocates can be less, where it
     fuses, or more: see :func:`measure`.
 
+    Under the table stands what a reader should know: that the function is a gradient itself, or
+    that a policy of :func:`jax.checkpoint` asks for a name which no value has, or whose value is
+    not used, or is computed again all the same. The names of a policy that a person wrote cannot be
+    read.
+
     Args:
         fun: The function before differentiation: pass ``loss``, not ``jax.grad(loss)``.
         *args: Its arguments: pytrees of arrays, :class:`jax.ShapeDtypeStruct` or numbers. All are
-            differentiated that can be.
+            differentiated that can be. Whatever else is in them, such as the functions of a model,
+            is static.
+        **kwargs: Its keyword arguments, likewise.
 
     Returns:
         The residuals. The same value used twice counts once; numbers that are written into the
         program do not count.
 
     Raises:
-        TypeError: ``fun`` is not callable or an argument is not an array.
+        TypeError: ``fun`` is not callable or cannot be traced, or an argument is being traced.
         ValueError: ``fun`` cannot be differentiated in reverse mode.
 
     Example:
@@ -162,7 +173,7 @@ def residuals(fun: Callable[..., Any], *args: Any) -> Residuals:
         >>> [row.kind for row in again], again.extra_bytes
         (['argument'], 0)
     """
-    return list_residuals("residuals", fun, args)
+    return list_residuals("rx.residuals", fun, args, kwargs)
 
 
 class Counted(Generic[Given, Out]):
@@ -179,8 +190,8 @@ class Counted(Generic[Given, Out]):
         given = [leaf for leaf in leaves if is_array(leaf)] or list(filter(is_number, leaves))
         if not given:
             raise TypeError(
-                f"counted: {name_of(self._fun)} was called without an array. Each call needs one, "
-                "or the compiler would move the count out of the loop."
+                f"rx.counted: {name_of(self._fun)} was called without an array: pass "
+                "what it works on, or the compiler would move the count out of the loop."
             )
         out = self._fun(*args, **kwargs)
         jax.debug.callback(lambda *_: self._runs.append(None), *map(_probe, given))
@@ -191,10 +202,10 @@ class Counted(Generic[Given, Out]):
     @overload
     def __get__(
         self: Counted[Concatenate[Instance, Rest], Out], instance: Instance, owner: Any = None
-    ) -> Callable[Rest, Out]: ...
+    ) -> _Bound[Rest, Out]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind to an instance, so that methods can be counted."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else _Bound(self, instance)
 
     def __repr__(self) -> str:
         return f"<{name_of(self._fun)}, counted: {self.calls} calls>"
@@ -209,6 +220,29 @@ class Counted(Generic[Given, Out]):
         """Start to count from zero."""
         jax.effects_barrier()
         self._runs.clear()
+
+
+class _Bound(Generic[Rest, Out]):
+    """A method that is counted, bound to an instance; the count is that of all instances."""
+
+    def __init__(self, method: Counted[..., Out], instance: Any) -> None:
+        self._method = method
+        self._instance = instance
+
+    def __call__(self, *args: Rest.args, **kwargs: Rest.kwargs) -> Out:
+        return self._method(self._instance, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self._method)
+
+    @property
+    def calls(self) -> int:
+        """How often the method ran, for any instance."""
+        return self._method.calls
+
+    def reset(self) -> None:
+        """Start to count from zero."""
+        self._method.reset()
 
 
 def counted(fun: Callable[Given, Out]) -> Counted[Given, Out]:
@@ -242,40 +276,52 @@ def counted(fun: Callable[Given, Out]) -> Counted[Given, Out]:
         >>> step.calls
         10
     """
-    if not callable(fun):
-        raise TypeError(f"counted needs a function, not {fun!r:.60}.")
+    if isinstance(fun, classmethod | staticmethod | property):
+        raise TypeError(
+            f"rx.counted: needs a function, not a {type(fun).__name__}: write @rx.counted below "
+            f"@{type(fun).__name__}."
+        )
+    if inspect.isclass(fun):
+        raise TypeError(
+            f"rx.counted: needs a function, not the class {fun.__name__}: count the method that is "
+            "called, or an instance."
+        )
+    check_function("rx.counted", fun)
     return Counted(fun)
 
 
-def list_residuals(caller: str, fun: Callable, args: tuple) -> Residuals:
+def list_residuals(
+    caller: str, fun: Callable, args: tuple, kwargs: Mapping[str, Any] | None = None
+) -> Residuals:
     """Do what :func:`residuals` does, with the name of another function in its messages."""
-    check_arguments(caller, fun, args)
-    with in_one_sentence(caller, fun, args):
-        jax.eval_shape(fun, *args)  # what is wrong with the function itself shows as it is
+    call = call_of(caller, fun, args, kwargs)
+    with in_one_sentence(caller, fun, (*call.args, *call.kwargs.values())):
+        # What is wrong with the function itself shows as it is.
+        program = jax.make_jaxpr(call.pure)(*call.arrays)
     try:
-        closed = jax.make_jaxpr(functools.partial(_pullback, fun))(*args)
+        closed = jax.make_jaxpr(functools.partial(_pullback, call.pure))(*call.arrays)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
             f"{caller}: {name_of(fun)} cannot be differentiated in reverse mode "
             f"({first_line(error)}). {_remedy(str(error))}"
         ) from None
-    arguments = dict(zip(map(id, closed.jaxpr.invars), _argument_names(fun, args), strict=True))
+    arguments = dict(zip(map(id, closed.jaxpr.invars), call.names, strict=True))
     constants = set(map(id, closed.jaxpr.constvars))
-    rows, seen = [], set()
+    rows = []
     for var in closed.jaxpr.outvars:
-        key = id(var.val) if is_literal(var) else id(var)
-        if key in seen or (is_literal(var) and not var.aval.shape):
+        if is_literal(var) and not var.aval.shape:
             continue
-        seen.add(key)
         shape, dtype, size = tuple(var.aval.shape), var.aval.dtype.name, leaf_bytes(var.aval)
         if id(var) in arguments:
             rows.append(Residual(shape, dtype, size, "argument", arguments[id(var)]))
         elif is_literal(var) or id(var) in constants:
             rows.append(Residual(shape, dtype, size, "constant"))
         else:
-            name, made_by, length = _origin(var, closed.jaxpr)
-            rows.append(Residual(shape, dtype, size, "intermediate", name, made_by, length))
-    return Residuals(rows)
+            origin = origin_of(var, closed.jaxpr)
+            rows.append(Residual(shape, dtype, size, "intermediate", *origin))
+    named = {row.name for row in rows if row.name and row.kind == "intermediate"}
+    notes = [_OF_A_GRADIENT] if is_gradient(program) else []
+    return Residuals(rows, [*notes, *notes_on_names(program, closed, named)])
 
 
 def _pullback(fun: Callable, *args: Any) -> Any:
@@ -288,7 +334,11 @@ def _pullback(fun: Callable, *args: Any) -> Any:
 
 def _remedy(reason: str) -> str:
     for words, remedy in (
-        ("while_loop", "Use a scan, or a fori_loop with static bounds."),
+        (
+            "while_loop",
+            "Use a scan or a fori_loop with static bounds, or give what the loop finds an implicit "
+            "derivative, by jax.lax.custom_root or jax.custom_vjp.",
+        ),
         ("callback", "Give the callback a derivative by jax.custom_vjp."),
         ("static", "Bind static arguments with functools.partial or a lambda."),
     ):
@@ -301,59 +351,6 @@ def _zero_cotangent(x: Any) -> Any:
     if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
         return jnp.zeros_like(x)
     return np.zeros(jnp.shape(x), jax.dtypes.float0)
-
-
-def _argument_names(fun: Callable, args: tuple) -> list[str]:
-    """Name each leaf of the arguments as it would be written, such as ``params['w']``."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [
-        (names[path[0].idx] if path[0].idx < len(names) else f"argument {path[0].idx}")
-        + jax.tree_util.keystr(path[1:])
-        for path, _ in jax.tree_util.tree_leaves_with_path(args)
-    ]
-
-
-def _origin(var: Any, jaxpr: Any) -> tuple[str | None, str | None, int]:
-    """Return the name a value was given, the primitive that made it, and the steps it stacks."""
-    makers = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    eqn = makers.get(id(var))
-    name = _given_name(var, jaxpr)
-    while eqn is not None and (eqn.primitive.name in _WRAPPERS or _names(eqn)):
-        var = eqn.invars[eqn.outvars.index(var)]
-        name = name or _names(eqn) or _given_name(var, jaxpr)
-        eqn = makers.get(id(var))
-    if eqn is None:
-        return name, None, 1
-    index = eqn.outvars.index(var)
-    inside = []
-    for closed in sub_jaxprs(eqn):
-        inner = getattr(closed, "jaxpr", closed)
-        if len(inner.outvars) != len(eqn.outvars) or is_literal(inner.outvars[index]):
-            continue
-        inner_name, made_by, length = _origin(inner.outvars[index], inner)
-        if eqn.primitive.name == "scan" and inner.outvars[index].aval.shape != var.aval.shape:
-            length *= eqn.params["length"]  # stacked, not carried
-        inside.append((name or inner_name, made_by or eqn.primitive.name, length))
-    # Of the branches of a cond, the one that names the value tells most.
-    inside.sort(key=lambda found: found[0] is None)
-    return inside[0] if inside else (name, eqn.primitive.name, 1)
-
-
-def _given_name(var: Any, jaxpr: Any) -> str | None:
-    """Return the name that an equation gives to a copy of the value."""
-    return next((n for eqn in jaxpr.eqns if (n := _names(eqn)) and eqn.invars[0] is var), None)
-
-
-def _names(eqn: Any) -> str | None:
-    """Return the name that ``checkpoint_name`` gives in an equation; most give none."""
-    if eqn.primitive.name == "name":
-        return eqn.params["name"]
-    inner = eqn.params.get("_prim")  # with jax_remat3
-    return inner.name if type(inner).__name__ == "CheckpointName" else None
 
 
 def _probe(leaf: Any) -> Any:

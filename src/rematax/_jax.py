@@ -39,7 +39,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from ._jaxprs import sub_jaxprs
+from ._jaxprs import scan_sizes, sub_jaxprs
 
 _SAVED = pe_internal.SaveableType
 
@@ -250,12 +250,7 @@ def captured(f: Callable[..., Any], init: PyTree, xs: PyTree, *options: Any) -> 
     closed, shapes = jax.make_jaxpr(scan, return_shape=True)(init, xs)
     jaxpr = closed.jaxpr
     (loop,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
-    params = loop.params
-    if "ft_in" in params:  # JAX 0.12
-        sizes = tuple(sum(1 for _ in part) for part in params["ft_in"].unpack())
-    else:
-        rest = len(loop.invars) - params["num_consts"] - params["num_carry"]
-        sizes = params["num_consts"], params["num_carry"], rest
+    params, sizes = loop.params, scan_sizes(loop)
     program, effects = _program_of(f, params["jaxpr"])
     if any(is_ref_type(atom.aval) for atom in loop.invars) and "refs" not in effects:
         effects |= {"lends"}

@@ -12,11 +12,11 @@ array of equal entries, such as one made by ``jnp.ones``: it is a temporary buff
 from __future__ import annotations
 
 import functools
-import html
 import math
 import re
 import statistics
 import time as clock
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -25,10 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._jaxprs import captured_arrays, sub_jaxprs
+from ._calls import Call, call_of, check_function
+from ._jaxprs import captured_arrays, equations, is_differentiated, is_real_number
 from ._sizes import format_bytes, leaf_bytes
-from ._tables import table_html, table_text
-from ._tracing import check_arguments, in_one_sentence, is_array
+from ._tables import lines_html, list_text, table_html, table_text
+from ._tracing import in_one_sentence, inexact, is_array, is_jitted
 
 _EXPENSIVE = {"dot_general", "ragged_dot_general", "scaled_matmul", "conv_general_dilated"}
 _LOOPS = {"scan", "while"}
@@ -39,6 +40,17 @@ _COMPILED = re.compile(
     r" (?:dot|ragged-dot|convolution)\(|custom_call_target=\"[^\"]*(?:matmul|gemm|conv|dot)", re.I
 )
 _TOO_FEW_RUNS, _MANY_RUNS, _ENOUGH_SECONDS = 5, 50, 0.1
+
+_VALUE_ALONE = "This is the value alone; for the gradient pass jax.grad of the function."
+_COUNTED = (
+    "Products are matrix products and convolutions: in the program as traced, as the compiler is "
+    "given it, and as compiled; a loop's body counts once."
+)
+
+# What JAX says while it compiles; nothing at all where it has the program in memory already.
+_COMPILED_NOW = "/jax/core/compile/backend_compile_duration"
+_FROM_DISK = "/jax/compilation_cache/cache_hits"
+_events: Counter[str] = Counter()
 
 
 @dataclass(frozen=True)
@@ -51,9 +63,12 @@ class Cost:
         output_bytes: Its results.
         alias_bytes: The part of the results that takes the place of donated arguments.
         constant_bytes: Arrays that the function closes over.
-        compile_seconds: Time that the compiler took; short when it had the program in its cache.
+        compile_seconds: Time that the compiler took; ``None`` if JAX had compiled the program
+            before, and took it from memory or from its cache on disk.
         seconds: Median time of a run, or ``None`` if it was not asked for.
         backend: What it was compiled for: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+        notes: What a reader should know, in sentences that stand under the table: that the function
+            gives a value and no gradient, or that its result is not finite (seen if it was run).
     """
 
     temp_bytes: int
@@ -61,9 +76,10 @@ class Cost:
     output_bytes: int
     alias_bytes: int
     constant_bytes: int
-    compile_seconds: float
+    compile_seconds: float | None
     seconds: float | None
     backend: str
+    notes: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -81,16 +97,19 @@ class Cost:
             size = getattr(self, f"{name}_bytes")
             if size or name in ("temp", "total"):
                 yield {"temp": "temporary", "alias": "shared"}.get(name, name), format_bytes(size)
-        yield "compiled in", format_seconds(self.compile_seconds)
+        if self.compile_seconds is None:
+            yield "compiled", "before"
+        else:
+            yield "compiled in", format_seconds(self.compile_seconds)
         if self.seconds is not None:
             yield "runs in", format_seconds(self.seconds)
 
     def __repr__(self) -> str:
-        rows = [("on", self.backend), *self._rows()]
-        return "\n".join(f"{name:12} {value}" for name, value in rows)
+        return "\n".join([list_text([("on", self.backend), *self._rows()]), *self.notes])
 
     def _repr_html_(self) -> str:
-        return table_html(f"Cost on {self.backend}", (), self._rows(), "cost")
+        table = table_html(f"Cost on {self.backend}", (), self._rows(), "cost")
+        return table + lines_html(self.notes)
 
 
 @dataclass(frozen=True)
@@ -148,8 +167,17 @@ class Comparison(Mapping[str, Cost]):
         return None if seconds is None or base is None else seconds / base
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the costs, each with the names of the functions that it is about."""
+        about: dict[str, list[str]] = {}
+        for name, cost in self.items():
+            for note in cost.notes:
+                about.setdefault(note, []).append(name)
+        return tuple(f"{', '.join(names)}: {note}" for note, names in about.items())
+
+    @property
     def verdict(self) -> str:
-        """One plain sentence for each function but the first."""
+        """Plain words for each function but the first."""
         return "\n".join(self._sentence(name) for name in self if name != self.base)
 
     def plot(self, ax: Any = None) -> Any:
@@ -188,14 +216,17 @@ class Comparison(Mapping[str, Cost]):
             parts = [f"needs {ratio:.3g}x the bytes"]
         if pace is not None:
             parts.append(f"takes {pace:.2f}x the time")
-        if ops.lowered > base.lowered and ops.compiled <= base.compiled:
-            parts[0] = f"the compiler merged the recomputation away; it {parts[0]}"
-        elif pace is None and base.compiled and ops.compiled != base.compiled:
-            if ops.loops == base.loops:
-                parts.append(f"has {ops.compiled / base.compiled:.2f}x the expensive operations")
-            else:
-                parts.append("has other loops, so that its work was not compared")
-        return f"{name}: {' and '.join(parts)}, compared with {self.base}."
+        same_loops = ops.loops == base.loops
+        merged = same_loops and ops.lowered > base.lowered and ops.compiled <= base.compiled
+        unlike = not merged and pace is None and base.compiled and ops.compiled != base.compiled
+        if unlike and same_loops:
+            parts.append(f"has {ops.compiled / base.compiled:.2f}x the expensive operations")
+        sentence = f"{name}: {' and '.join(parts)}, compared with {self.base}"
+        if merged:
+            sentence += "; the compiler merged the recomputation away"
+        elif unlike and not same_loops:
+            sentence += "; their work was not compared, since their loops differ"
+        return f"{sentence}."
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         timed = self.time_ratio(self.base) is not None
@@ -213,17 +244,20 @@ class Comparison(Mapping[str, Cost]):
             body.append(row)
         return head, body
 
+    def _lines(self) -> list[str]:
+        """What stands under the table."""
+        counted = any(ops.traced for ops in self.operations.values())
+        return [*self.verdict.splitlines(), *([_COUNTED] if counted else []), *self.notes]
+
     def __repr__(self) -> str:
-        head, body = self._table()
-        return "\n".join(filter(None, [table_text(head, body), self.verdict]))
+        return "\n".join([table_text(*self._table()), *self._lines()])
 
     def _repr_html_(self) -> str:
-        head, body = self._table()
-        table = table_html(f"Costs on {self[self.base].backend}", head, body, "comparison")
-        return table + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdict.splitlines())
+        table = table_html(f"Costs on {self[self.base].backend}", *self._table(), "comparison")
+        return table + lines_html(self._lines())
 
 
-def measure(fun: Callable[..., Any], *args: Any, time: bool = False) -> Cost:
+def measure(fun: Callable[..., Any], *args: Any, time: bool = False, **kwargs: Any) -> Cost:
     """Measure what a function needs, as the compiler plans it; it only runs if ``time`` is set.
 
     Args:
@@ -231,15 +265,18 @@ def measure(fun: Callable[..., Any], *args: Any, time: bool = False) -> Cost:
             function that is jitted already is taken as it is, with what it says is static or
             donated.
         *args: Its arguments: pytrees of arrays, numbers or, if ``time`` is not set,
-            :class:`jax.ShapeDtypeStruct`, which take no memory.
+            :class:`jax.ShapeDtypeStruct`, which take no memory. Whatever else is in them, such as
+            the functions and texts of a model, is static: a part of the program.
         time: Also run it, and report the median time of a run: compiled before, warmed up, and
-            waited for. Costs at least six runs.
+            waited for. Costs at least six runs. An argument of that name has to be bound to the
+            function, by :func:`functools.partial`.
+        **kwargs: Its keyword arguments, likewise.
 
     Returns:
         Its cost: sizes in bytes, times in seconds.
 
     Raises:
-        TypeError: ``fun`` is not callable or cannot be compiled, or an argument is not an array.
+        TypeError: ``fun`` is not callable or cannot be compiled, or an argument is being traced.
             Errors of the function's own show as they are.
 
     Example:
@@ -252,13 +289,12 @@ def measure(fun: Callable[..., Any], *args: Any, time: bool = False) -> Cost:
         >>> rx.measure(jax.grad(loop), x).temp_bytes >= 100 * x.nbytes
         True
     """
-    program = _measured("measure", fun, args, time)
-    seconds = _median_seconds({"it": program}, args)["it"] if time else None
-    return replace(program.cost, seconds=seconds)
+    program = _measured("rx.measure", fun, args, kwargs, time)
+    return _timed({"it": program})["it"] if time else program.cost
 
 
 def compare(
-    functions: Mapping[str, Callable[..., Any]], *args: Any, time: bool = False
+    functions: Mapping[str, Callable[..., Any]], *args: Any, time: bool = False, **kwargs: Any
 ) -> Comparison:
     """Measure several functions on the same arguments, and say what the differences amount to.
 
@@ -267,6 +303,7 @@ def compare(
         *args: Their arguments, as for :func:`measure`.
         time: Also run them, as for :func:`measure`. They take turns, so that a slow moment of the
             machine hits all of them.
+        **kwargs: Their keyword arguments.
 
     Returns:
         Their costs by name, ratios, and expensive operations before and after the compiler. A print
@@ -289,30 +326,29 @@ def compare(
     """
     if not isinstance(functions, Mapping):
         raise TypeError(
-            f"compare needs the functions by name, such as {{'plain': f, 'checkpointed': g}}, "
-            f"not a {type(functions).__name__}."
+            "rx.compare: needs the functions by name first, such as {'plain': f, 'checkpointed': "
+            f"g}}, and then their arguments, not a {type(functions).__name__}."
         )
-    for name in functions:
+    for name, fun in functions.items():
         if not isinstance(name, str):
-            raise TypeError(f"compare needs text for names, not {name!r}.")
+            raise TypeError(f"rx.compare: names of functions are text, not {name!r}.")
+        check_function(f"rx.compare, {name!r}", fun)
     if not functions:
-        raise ValueError("compare got no functions: give at least one, by name.")
+        raise ValueError("rx.compare: there is no function: give at least one, by name.")
     programs = {
-        name: _measured(f"compare, {name!r}", fun, args, time) for name, fun in functions.items()
+        name: _measured(f"rx.compare, {name!r}", fun, args, kwargs, time)
+        for name, fun in functions.items()
     }
     operations = {
         name: Operations(
-            traced=_count_traced(program.traced.jaxpr, _EXPENSIVE),
+            traced=_count_traced(program.traced, _EXPENSIVE),
             lowered=_count_lowered(program.lowered.as_text()),
             compiled=len(_COMPILED.findall(program.compiled.as_text() or "")),
-            loops=_count_traced(program.traced.jaxpr, _LOOPS),
+            loops=_count_traced(program.traced, _LOOPS),
         )
         for name, program in programs.items()
     }
-    seconds = _median_seconds(programs, args) if time else {}
-    costs = {
-        name: replace(program.cost, seconds=seconds.get(name)) for name, program in programs.items()
-    }
+    costs = _timed(programs) if time else {name: each.cost for name, each in programs.items()}
     return Comparison(costs, operations)
 
 
@@ -329,26 +365,35 @@ def format_seconds(seconds: float) -> str:
 
 
 class _Measured(NamedTuple):
-    """A cost with the traced, lowered and compiled program it was read from, and what to run."""
+    """A cost with the traced, lowered and compiled program it was read from.
+
+    ``ready`` makes arguments ready, and gives what runs the program once.
+    """
 
     cost: Cost
     traced: Any
     lowered: Any
     compiled: Any
-    run: Callable
+    ready: Callable[[], Callable[[], Any]]
 
 
-def _measured(caller: str, fun: Any, args: tuple, time: bool = False) -> _Measured:
+def _measured(
+    caller: str, fun: Any, args: tuple, kwargs: Mapping[str, Any], time: Any = False
+) -> _Measured:
     """Compile a function and read its cost; ``time`` only tells that it will be run."""
-    traced, run = _trace(caller, fun, args)
-    if time and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+    if not isinstance(time, bool):
+        raise TypeError(
+            f"{caller}: time says whether to run the function, True or False, and is not "
+            f"{time!r:.40}; bind an argument of that name with functools.partial."
+        )
+    call = call_of(caller, fun, args, kwargs)
+    if time and call.is_abstract:
         raise TypeError(
             f"{caller}: time=True needs arrays to run on, and got a jax.ShapeDtypeStruct."
         )
-    lowered = traced.lower()
-    start = clock.perf_counter()
-    compiled = lowered.compile()
-    compile_seconds = clock.perf_counter() - start
+    with in_one_sentence(caller, fun, (*call.args, *call.kwargs.values())):
+        traced, lowered = _lowered(call)
+    compiled, compile_seconds = _compiled(lowered)
     analysis = compiled.memory_analysis()
     if analysis is None:
         raise RuntimeError(
@@ -360,21 +405,70 @@ def _measured(caller: str, fun: Any, args: tuple, time: bool = False) -> _Measur
         argument_bytes=int(analysis.argument_size_in_bytes),
         output_bytes=int(analysis.output_size_in_bytes),
         alias_bytes=int(analysis.alias_size_in_bytes),
-        constant_bytes=sum(map(_constant_bytes, captured_arrays(traced.jaxpr).values())),
+        constant_bytes=sum(map(_constant_bytes, captured_arrays(traced).values())),
         compile_seconds=compile_seconds,
         seconds=None,
         backend=jax.default_backend(),
+        notes=(_VALUE_ALONE,) if _is_value_alone(traced) else (),
     )
-    return _Measured(cost, traced, lowered, compiled, run or compiled)
+
+    def ready() -> Callable[[], Any]:
+        if not is_jitted(fun):
+            if call.plain:
+                return functools.partial(compiled, *call.args, **call.kwargs)
+            return functools.partial(compiled, *call.arrays)
+        # A donated argument is gone after a run, and a module may be another one.
+        copy = cost.alias_bytes or not call.plain
+        args, kwargs = call.copied() if copy else (call.args, call.kwargs)
+        return functools.partial(fun, *args, **kwargs)
+
+    return _Measured(cost, traced, lowered, compiled, ready)
 
 
-def _trace(caller: str, fun: Any, args: tuple) -> tuple[Any, Callable | None]:
-    """Trace a function; also return it if it was jitted before, since static arguments go to it."""
-    jitted = hasattr(fun, "trace") and hasattr(fun, "lower")
-    if not jitted:
-        check_arguments(caller, fun, args)
-    with in_one_sentence(caller, fun, args):
-        return (fun if jitted else jax.jit(fun)).trace(*args), fun if jitted else None
+def _lowered(call: Call) -> tuple[Any, Any]:
+    """Trace and lower a call; what is jitted already keeps what it says is static or donated."""
+    fun: Any = call.fun
+    if call.plain and not is_jitted(fun):
+        fun = jax.jit(fun)
+    if is_jitted(fun) and hasattr(fun, "trace"):
+        traced = fun.trace(*call.args, **call.kwargs)
+        traced = getattr(traced, "traced", traced)  # flax.nnx wraps JAX's
+        return traced.jaxpr, traced.lower()
+    if is_jitted(fun) and not call.is_abstract:  # by equinox, which wraps JAX's, too
+        lowered = fun.lower(*call.args, **call.kwargs)
+        return jax.make_jaxpr(call.pure)(*call.arrays), getattr(lowered, "lowered", lowered)
+    traced = jax.jit(call.pure).trace(*call.arrays)
+    return traced.jaxpr, traced.lower()
+
+
+def _compiled(lowered: Any) -> tuple[Any, float | None]:
+    """Compile, and give the time that it took, or None if JAX had it compiled before."""
+    _listen()
+    before = _events.copy()
+    start = clock.perf_counter()
+    compiled = lowered.compile()
+    seconds = clock.perf_counter() - start
+    new = _events - before
+    return compiled, seconds if new[_COMPILED_NOW] and not new[_FROM_DISK] else None
+
+
+@functools.cache
+def _listen() -> None:
+    """Count, from now on, what JAX says of its compiler."""
+
+    def count(event: str, *_: Any, **__: Any) -> None:
+        if event in (_COMPILED_NOW, _FROM_DISK):
+            _events[event] += 1
+
+    jax.monitoring.register_event_listener(count)
+    jax.monitoring.register_event_duration_secs_listener(count)
+
+
+def _is_value_alone(traced: Any) -> bool:
+    """Tell whether a program gives a loss and no derivative of it."""
+    takes = any(hasattr(aval, "dtype") and inexact(aval) for aval in traced.in_avals)
+    one = len(traced.out_avals) == 1 and is_real_number(traced.out_avals[0])
+    return takes and one and not is_differentiated(traced)
 
 
 def _constant_bytes(array: Any) -> int:
@@ -389,32 +483,44 @@ def _constant_bytes(array: Any) -> int:
     return leaf_bytes(array) // size if bool((values == values[0]).all()) else leaf_bytes(array)
 
 
-def _median_seconds(programs: Mapping[str, _Measured], args: tuple) -> dict[str, float]:
-    """Give the median time of a run of each. They take turns; the first turn is not counted."""
+def _timed(programs: Mapping[str, _Measured]) -> dict[str, Cost]:
+    """Run programs, and give their costs with the median time of a run.
+
+    They take turns; the first turn is not counted, but its results are looked at.
+    """
     times: dict[str, list[float]] = {name: [] for name in programs}
+    notes: dict[str, tuple[str, ...]] = {}
     for turn in range(_MANY_RUNS):
         for name, program in programs.items():
-            # A donated argument is gone after a run.
-            given = jax.tree.map(_fresh, args) if program.cost.alias_bytes else args
+            run = program.ready()
             start = clock.perf_counter()
-            jax.block_until_ready(program.run(*given))
+            out = jax.block_until_ready(run())
             if turn:
                 times[name].append(clock.perf_counter() - start)
+            else:
+                notes[name] = (*program.cost.notes, *_not_finite(out))
         spent = sum(map(sum, times.values()))
         if turn >= _TOO_FEW_RUNS and spent > _ENOUGH_SECONDS * len(programs):
             break
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    return {
+        name: replace(program.cost, seconds=statistics.median(times[name]), notes=notes[name])
+        for name, program in programs.items()
+    }
 
 
-def _fresh(leaf: Any) -> Any:
-    return jax.block_until_ready(jnp.copy(leaf)) if is_array(leaf) else leaf
+def _not_finite(out: Any) -> list[str]:
+    """Say which leaves of a result are not finite."""
+    wrong = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(out):
+        if is_array(leaf) and inexact(leaf) and not bool(jnp.isfinite(leaf).all()):
+            what = "NaN" if bool(jnp.isnan(leaf).any()) else "infinity"
+            where = jax.tree_util.keystr(path)
+            wrong.append(f"{what} in {where}" if where else what)
+    return [f"The result is not finite: {', '.join(wrong)}."] if wrong else []
 
 
 def _count_traced(closed: Any, primitives: set[str]) -> int:
-    jaxpr = getattr(closed, "jaxpr", closed)
-    own = sum(eqn.primitive.name in primitives for eqn in jaxpr.eqns)
-    inner = (inner for eqn in jaxpr.eqns for inner in sub_jaxprs(eqn))
-    return own + sum(_count_traced(each, primitives) for each in inner)
+    return sum(eqn.primitive.name in primitives for eqn in equations(closed))
 
 
 def _count_lowered(text: str) -> int:

@@ -18,6 +18,13 @@ def table_text(head: Row, rows: Iterable[Row]) -> str:
     )
 
 
+def list_text(rows: Iterable[Row]) -> str:
+    """Lay names and their values out in two columns, both to the left."""
+    pairs = list(rows)
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+
 def table_html(caption: str, head: Row, rows: Iterable[Row], kind: str) -> str:
     """Write a table as HTML, with the first cell of each row as its heading."""
     top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
@@ -32,3 +39,8 @@ def table_html(caption: str, head: Row, rows: Iterable[Row], kind: str) -> str:
         f'<table class="rx-table rx-{kind}"><caption>{html.escape(caption)}</caption>'
         f"{top}<tbody>{body}</tbody></table>"
     )
+
+
+def lines_html(lines: Iterable[str]) -> str:
+    """Write lines that stand under a table as paragraphs."""
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)

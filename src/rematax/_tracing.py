@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,37 +17,60 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_NEEDS_A_VALUE = (
-    jax.errors.ConcretizationTypeError,  # a Python if or while on a traced array
-    jax.errors.TracerArrayConversionError,  # numpy on a traced array
-    jax.errors.TracerIntegerConversionError,  # a traced array as an index of a list
-    jax.errors.NonConcreteBooleanIndexError,
-)
+OURS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
+"""Where code is that no person wrote who calls this package."""
+
+# Kind of error -> what was done, and what works instead; the first that fits.
+_NEEDS_A_VALUE: dict[type[Exception], tuple[str, str]] = {
+    jax.errors.TracerBoolConversionError: (
+        "a Python if or while, or an and between arrays, needs the value of one that is traced",
+        "use jnp.where or jax.lax.cond to choose, jax.lax.while_loop to repeat, & and | to combine",
+    ),
+    jax.errors.TracerArrayConversionError: (
+        "NumPy was given an array that is traced",
+        "use jnp instead of np, and jnp.asarray(table)[i] for a NumPy table[i]",
+    ),
+    jax.errors.TracerIntegerConversionError: (
+        "an array that is traced stands where Python needs a whole number",
+        "index jnp.asarray(list) instead of a list, use jax.lax.fori_loop for a range, or bind the "
+        "number with functools.partial",
+    ),
+    jax.errors.NonConcreteBooleanIndexError: (
+        "a mask that is traced selects entries, whose number is not known",
+        "use jnp.where(mask, x, 0), which keeps the shape",
+    ),
+    jax.errors.ConcretizationTypeError: (
+        "a Python number or a shape needs the value of an array that is traced",
+        "use jnp instead of math, float() and int(), give jnp.nonzero and jnp.unique a size, and "
+        "bind shapes and numbers of steps with functools.partial",
+    ),
+}
+_SHAPE = "Shapes must be 1D sequences of concrete values"  # a plain TypeError
 
 
 def check_arguments(caller: str, fun: Any, args: tuple) -> None:
-    """Refuse what is no function, and leaves that are no arrays.
+    """Refuse leaves that are no arrays.
 
     Args:
         caller: Name of the public function, for the message.
-        fun: What should be a function.
+        fun: The function.
         args: Its arguments: pytrees of arrays, numbers or :class:`jax.ShapeDtypeStruct`.
 
     Raises:
-        TypeError: ``fun`` is not callable, or a leaf is something else.
+        TypeError: A leaf is something else.
     """
-    if not callable(fun):
-        raise TypeError(
-            f"{caller} needs a function, not {fun!r:.60}: pass the function itself, "
-            "not the result of calling it."
-        )
     for path, leaf in jax.tree_util.tree_leaves_with_path(args):
         if not (is_array(leaf) or is_number(leaf)):
             where = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
+            cure = "bind anything else with functools.partial or a lambda."
+            if is_jitted(fun):
+                cure = (
+                    "what is jitted takes nothing else, so pass the function without jax.jit, or "
+                    "jitted by eqx.filter_jit, nnx.jit or with static_argnums."
+                )
             raise TypeError(
                 f"{caller}: {where} is a {type(leaf).__name__} ({leaf!r:.40}), not an array. "
-                "Pass arrays, numbers or jax.ShapeDtypeStruct; bind anything else with "
-                "functools.partial or a lambda."
+                f"Pass arrays, numbers or jax.ShapeDtypeStruct; {cure}"
             )
 
 
@@ -56,26 +80,41 @@ def in_one_sentence(caller: str, fun: Callable, args: tuple) -> Iterator[None]:
     try:
         yield
         return
-    except _NEEDS_A_VALUE as error:
-        why = "it needs the value of an argument while it is traced, as a Python if or while does"
+    except tuple(_NEEDS_A_VALUE) as error:
+        why, what = next(v for kind, v in _NEEDS_A_VALUE.items() if isinstance(error, kind))
         why += _place(error)
-        what = "use jnp.where, jax.lax.cond or a loop of jax.lax, or make that argument static"
     except TypeError as error:
-        why = first_line(error)
-        what = "take and return arrays only"
-        if not ("valid JAX type" in why or "abstract array" in why):
+        returned = re.search(r"returned a value of type <class '(?:\w+\.)*(\w+)'>", str(error))
+        if str(error).startswith(_SHAPE):
+            why, what = _NEEDS_A_VALUE[jax.errors.ConcretizationTypeError]
+            why += _place(error)
+        elif returned:
+            why = f"it returns a {returned[1]}"
+            what = "return arrays only (of a model: eqx.filter(model, eqx.is_array))"
+        elif "valid JAX type" in str(error) or "abstract array" in str(error):
+            check_arguments(caller, fun, args)
+            why, what = first_line(error), "take and return arrays only"
+        else:
             raise
-    check_arguments(caller, fun, args)  # a jitted function may have static ones, so only now
+    except ValueError as error:
+        if not str(error).startswith("Non-hashable static arguments"):
+            raise
+        why = "an argument that it says is static is traced here"
+        what = "bind static arguments with functools.partial or a lambda"
     raise TypeError(f"{caller}: {name_of(fun)} cannot be traced ({why}): {what}.")
+
+
+def is_jitted(fun: Any) -> bool:
+    """Tell whether a function has been jitted, by JAX or by a library that does as JAX does."""
+    return callable(getattr(fun, "lower", None))
 
 
 def _place(error: BaseException) -> str:
     """Say where in the person's own code an error came up."""
-    ours = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(ours)
+        if not frame.filename.startswith(OURS)
     ]
     if not frames:
         return ""
