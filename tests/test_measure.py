@@ -16,7 +16,7 @@ import pytest
 
 import rematax as rx
 from rematax import _measure
-from rematax._measure import _count_lowered, _timed, format_seconds
+from rematax._measure import _count_lowered, format_seconds
 
 matplotlib.use("Agg")
 
@@ -276,7 +276,7 @@ def timed(*runs):
         str(i): SimpleNamespace(ready=lambda run=run: run, cost=NO_COST)
         for i, run in enumerate(runs)
     }
-    return [cost.seconds for cost in _timed(programs).values()]
+    return [cost.seconds for cost in _measure.timed(programs).values()]
 
 
 def test_times_leave_out_the_first_run_and_wait(clock):

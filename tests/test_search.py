@@ -113,7 +113,7 @@ def test_plenty_of_memory_takes_one_program():
 def test_a_right_prediction_is_not_searched_for_long():
     found = search(Machine(), 500)
     assert found.best() == ("some", 40)
-    assert list(found.measured)[0] == ("some", 40)
+    assert next(iter(found.measured)) == ("some", 40)
     assert len(found.measured) <= 4  # and those with less work, of which nothing else tells
 
 

@@ -20,7 +20,7 @@ from ._inspect import list_residuals
 from ._jax import UNREPEATABLE, Captured, Leaves, captured, has_tangent
 from ._jaxprs import hoisted
 from ._loop import Loop, Parts
-from ._measure import _measured, _median_seconds
+from ._measure import Measured, measured
 from ._scan import runner, scan, steps_of
 from ._schedules import Binomial, Nested, Schedule, StoreAll
 from ._search import Held
@@ -44,9 +44,18 @@ class Gradient:
     """
 
     def __init__(
-        self, f: Callable[..., Any], init: PyTree, xs: PyTree, length: Any, mode: str, in_axes: Any
+        self,
+        f: Callable[..., Any],
+        init: PyTree,
+        xs: PyTree,
+        length: Any,
+        *,
+        mode: str,
+        in_axes: Any,
+        is_run: bool,
     ) -> None:
-        self._mode = mode
+        """Trace a scan; if what is compiled ``is_run``, it needs arrays. Else as ``rx.plan``."""
+        self._mode, self._is_run = mode, is_run
         call, traced, self._step = self._trace(f, init, xs, length, in_axes)
         self._inputs, self._axes = traced
 
@@ -147,16 +156,9 @@ class Gradient:
             doubt,
         )
 
-    def compiled(self, schedule: Schedule) -> Any:
+    def compiled(self, schedule: Schedule) -> Measured:
         """Compile what was asked for, with a schedule."""
-        return _measured("rx.plan", self._asked(schedule), self._arguments())
-
-    def seconds(self, programs: dict[Schedule, Any]) -> dict[Schedule, float]:
-        """Run compiled programs in turns; give the median time of each."""
-        arguments = self._arguments(lambda like: jnp.ones(like.shape, like.dtype))
-        names = {repr(schedule): schedule for schedule in programs}
-        times = _median_seconds({name: programs[s] for name, s in names.items()}, arguments)
-        return {names[name]: seconds for name, seconds in times.items()}
+        return measured("rx.plan", self._asked(schedule), self._arguments(), {})
 
     def _scan(self, schedule: Schedule, consts: Leaves, carry: Leaves, xs: Leaves) -> Any:
         """Run the scan of the example, or of all."""
@@ -193,12 +195,14 @@ class Gradient:
 
         return product if self._mode == "hvp" else gradient
 
-    def _arguments(self, made: Callable[[Any], Any] = lambda like: like) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[Leaves, Leaves, Leaves]:
         leaves = jax.tree.leaves(self._inputs)
         moved = [leaf for leaf in leaves if inexact(leaf)]
         fixed = [leaf for leaf in leaves if not inexact(leaf)]
-        outputs = filter(inexact, jax.tree.leaves(self._outputs))
-        return moved, fixed, list(map(made, outputs))
+        cotangents = list(filter(inexact, jax.tree.leaves(self._outputs)))
+        if self._is_run:
+            cotangents = [jnp.ones(like.shape, like.dtype) for like in cotangents]
+        return moved, fixed, cotangents
 
 
 def _captured(f: Callable[..., Any], init: PyTree, xs: PyTree, n: int) -> Captured:

@@ -289,8 +289,8 @@ def measure(fun: Callable[..., Any], *args: Any, time: bool = False, **kwargs: A
         >>> rx.measure(jax.grad(loop), x).temp_bytes >= 100 * x.nbytes
         True
     """
-    program = _measured("rx.measure", fun, args, kwargs, time)
-    return _timed({"it": program})["it"] if time else program.cost
+    program = measured("rx.measure", fun, args, kwargs, time)
+    return timed({"it": program})["it"] if time else program.cost
 
 
 def compare(
@@ -336,7 +336,7 @@ def compare(
     if not functions:
         raise ValueError("rx.compare: there is no function: give at least one, by name.")
     programs = {
-        name: _measured(f"rx.compare, {name!r}", fun, args, kwargs, time)
+        name: measured(f"rx.compare, {name!r}", fun, args, kwargs, time)
         for name, fun in functions.items()
     }
     operations = {
@@ -348,7 +348,7 @@ def compare(
         )
         for name, program in programs.items()
     }
-    costs = _timed(programs) if time else {name: each.cost for name, each in programs.items()}
+    costs = timed(programs) if time else {name: each.cost for name, each in programs.items()}
     return Comparison(costs, operations)
 
 
@@ -364,7 +364,7 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
     """A cost with the traced, lowered and compiled program it was read from.
 
     ``ready`` makes arguments ready, and gives what runs the program once.
@@ -377,9 +377,9 @@ class _Measured(NamedTuple):
     ready: Callable[[], Callable[[], Any]]
 
 
-def _measured(
+def measured(
     caller: str, fun: Any, args: tuple, kwargs: Mapping[str, Any], time: Any = False
-) -> _Measured:
+) -> Measured:
     """Compile a function and read its cost; ``time`` only tells that it will be run."""
     if not isinstance(time, bool):
         raise TypeError(
@@ -422,7 +422,7 @@ def _measured(
         args, kwargs = call.copied() if copy else (call.args, call.kwargs)
         return functools.partial(fun, *args, **kwargs)
 
-    return _Measured(cost, traced, lowered, compiled, ready)
+    return Measured(cost, traced, lowered, compiled, ready)
 
 
 def _lowered(call: Call) -> tuple[Any, Any]:
@@ -483,7 +483,7 @@ def _constant_bytes(array: Any) -> int:
     return leaf_bytes(array) // size if bool((values == values[0]).all()) else leaf_bytes(array)
 
 
-def _timed(programs: Mapping[str, _Measured]) -> dict[str, Cost]:
+def timed(programs: Mapping[str, Measured]) -> dict[str, Cost]:
     """Run programs, and give their costs with the median time of a run.
 
     They take turns; the first turn is not counted, but its results are looked at.

@@ -31,7 +31,7 @@ import jax
 
 from ._default import SMALL_STATE
 from ._gradient import Gradient
-from ._measure import format_seconds
+from ._measure import Measured, format_seconds, timed
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 from ._search import Family, Search
 from ._sizes import format_bytes, format_fit, parse_limit
@@ -252,7 +252,7 @@ def plan(
     """
     limit = parse_limit(memory, "rx.plan")
     _check(f, init, xs, mode, time)
-    gradient = Gradient(f, init, xs, length, mode, in_axes)
+    gradient = Gradient(f, init, xs, length, mode=mode, in_axes=in_axes, is_run=time)
     found = _Planned(gradient, limit)
     chosen = found.fastest() if time else found.cheapest()
     name = name_of(f) if name_of(f).isidentifier() else "f"
@@ -277,7 +277,7 @@ class _Planned:
     def __init__(self, gradient: Gradient, limit: int) -> None:
         n = gradient.n
         self._gradient = gradient
-        self._programs: dict[Schedule, Any] = {}
+        self._programs: dict[Schedule, Measured] = {}
         self._seconds: dict[Schedule, float] = {}
         self._usual: list[Schedule] = [StoreAll(), EveryStep(), Nested(levels=2), Nested(levels=3)]
         if 0 < gradient.tape_bytes <= 2 * gradient.kept_bytes:
@@ -309,7 +309,8 @@ class _Planned:
         self.cheapest()
         self._search.try_others(_TIMED_PROGRAMS)
         finalists = self._search.fitting[:_FINALISTS]
-        self._seconds = self._gradient.seconds({s: self._programs[s] for s in finalists})
+        costs = timed({repr(schedule): self._programs[schedule] for schedule in finalists})
+        self._seconds = {schedule: costs[repr(schedule)].seconds or 0.0 for schedule in finalists}
         return min(finalists, key=self._seconds.__getitem__)
 
     def candidates(self) -> tuple[Candidate, ...]:
