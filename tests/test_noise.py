@@ -22,3 +22,9 @@ def test_a_smooth_function_has_no_noise_but_its_rounding():
 def test_equal_neighbours_show_no_noise():
     assert stuck([1.0] * VALUES) and stuck([1.0] * 5 + [2.0] * 3)
     assert not stuck(np.arange(VALUES)) and not stuck([1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 5.0, 5.0])
+
+
+def test_values_that_are_not_finite_show_none():
+    for bad in (np.nan, np.inf):
+        assert noise([1.0, bad, bad, *range(5)]) == 0
+        assert not stuck([1.0, bad, *range(6)])

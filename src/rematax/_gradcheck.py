@@ -305,8 +305,7 @@ class _Line:
                 # Noise may grow on the way from x, as where a sum of squares is zero at x, and
                 # among the closest neighbours one's rounding may be much like the next one's.
                 h = self.steps[min(settled, key=lambda window: window.unsure).first]
-                found = noise(self._neighbours(h, h / 2**10))
-                self.noise = max(self.noise, found if math.isfinite(found) else 0.0)
+                self.noise = max(self.noise, noise(self._neighbours(h, h / 2**10)))
             result = self.verdict()
             if result.passed:
                 break
@@ -318,7 +317,7 @@ class _Line:
     def _noise_at_x(self, h0: float) -> float:
         """Estimate the noise from values just so far apart that it shows."""
         longest = h0 / 2**14
-        spacing = 64 * self.eps * (self.size or 1.0)
+        spacing = 64 * self.eps * (self.size or self.eps)  # at zero any step is exact
         if self.claimed:
             spacing = max(spacing, 16 * self.eps * abs(self.base / self.claimed))
         for _ in range(3):
@@ -327,8 +326,7 @@ class _Line:
             if not stuck(values) or spacing == longest:
                 break
             spacing *= 2**13
-        found = noise(values)
-        return found if math.isfinite(found) else 0.0
+        return noise(values)
 
     def walk(self, h0: float, enough: int) -> None:
         """Take values at ever shorter steps, until enough secants differ by noise alone."""

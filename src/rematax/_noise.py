@@ -14,6 +14,7 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -30,8 +31,10 @@ def noise(values: Sequence[float]) -> float:
     """Estimate the standard deviation of the noise in equally spaced values of a function.
 
     The largest of the estimates by differences of order 3, 4 and 5: too much noise makes a test
-    undecided, too little makes it wrong.
+    undecided, too little makes it wrong. Values that are not finite show none.
     """
+    if not np.isfinite(values).all():
+        return 0.0
     estimates = [0.0]
     for order in _ORDERS:
         gain = math.comb(2 * order, order)
@@ -41,4 +44,5 @@ def noise(values: Sequence[float]) -> float:
 
 def stuck(values: Sequence[float]) -> bool:
     """Tell whether values lie too close together to show noise: half of them equal the next."""
-    return 2 * int(np.sum(np.diff(values) == 0)) > len(values) - 1
+    equal = sum(one == other for one, other in itertools.pairwise(values))
+    return 2 * equal > len(values) - 1

@@ -75,4 +75,4 @@ def arrhenius(temperature: ArrayLike, prefactor: ArrayLike, energy: ArrayLike) -
                 stacklevel=2,
             )
     thermal = GAS_CONSTANT * jnp.asarray(temperature)
-    return jnp.multiply(prefactor, jnp.exp(-jnp.asarray(energy) / thermal))
+    return jnp.multiply(jnp.asarray(prefactor), jnp.exp(-jnp.asarray(energy) / thermal))

@@ -25,7 +25,13 @@ def refuse_nonfinite(what: str, value: Any) -> None:
     _refuse(what, "must be finite", value, np.isfinite)
 
 
-def refuse_misfits(name: str, **arguments: Any) -> None:
+def refuse_no_numbers(what: str, value: Any) -> None:
+    """Raise if there is anything in ``value`` but real numbers; traced values pass."""
+    for _ in known(what, value):
+        pass
+
+
+def refuse_misfits(name: str, /, **arguments: Any) -> None:
     """Raise if the shapes of arguments cannot be broadcast to one."""
     shapes = {what: np.shape(value) for what, value in arguments.items()}
     try:
@@ -57,4 +63,6 @@ def known(what: str, value: Any) -> Iterator[np.ndarray]:
 def _refuse(what: str, must: str, value: Any, fine: Callable[[np.ndarray], Any]) -> None:
     for numbers in known(what, value):
         if not (good := fine(numbers)).all():
-            raise ValueError(f"{what} {must}, not {numbers[~good].flat[0]:g}.")
+            bad = numbers[~good].flat[0]
+            cure = "; drop or mask what is missing" if np.isnan(bad) else ""
+            raise ValueError(f"{what} {must}, not {bad:g}{cure}.")

@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ._checks import known, refuse_misfits, refuse_negative
+from ._checks import refuse_misfits, refuse_negative, refuse_no_numbers
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -188,8 +188,9 @@ class Network:
         self._fits("Network.rates: k", k, len(self.stoichiometry[0]), "reactions")
         refuse_negative("reactors.Network.rates: a rate constant", k)
         amounts, rates = _apart(c), []
-        cells = {f"k[{j}]": constant for j, constant in enumerate(_apart(k))}
-        refuse_misfits("Network.rates", **{"a species of c": amounts[0]}, **cells)
+        parts = {f"c[{i}]": amount for i, amount in enumerate(amounts)}
+        parts |= {f"k[{j}]": constant for j, constant in enumerate(_apart(k))}
+        refuse_misfits("Network.rates", **parts)
         for constant, column in zip(_apart(k), zip(*self.orders, strict=True), strict=True):
             powers = [_power(amounts[i], order) for i, order in enumerate(column) if order]
             rates.append(math.prod(powers, start=constant))
@@ -221,13 +222,18 @@ class Network:
         # Written out: networks are sparse, and a matrix product would be rounded coarsely on
         # accelerators, which breaks the mass balance.
         made, each = [], _apart(rates)
+        refuse_misfits("Network.production", **{f"rates[{j}]": r for j, r in enumerate(each)})
         for row in self.stoichiometry:
             terms = [moles * each[j] for j, moles in enumerate(row) if moles]
             made.append(functools.reduce(operator.add, terms or [jnp.zeros_like(each[0])]))
         return jnp.stack(made)
 
     def _fits(self, what: str, value: Any, count: int, axis: str) -> None:
-        found = (len(value),) if isinstance(value, list | tuple) else np.shape(value)[:1]
+        if isinstance(value, list | tuple):
+            refuse_no_numbers(f"reactors.{what}: an entry", value)
+            found = (len(value),)
+        else:
+            found = np.shape(value)[:1]
         if found != (count,):
             has = f"length {found[0]}" if found else "none"
             raise ValueError(
@@ -243,8 +249,7 @@ def _matrix(what: str, value: Any, species: int) -> np.ndarray:
             f"reactors.Network: {what} must be of numbers, not of traced values, since it shapes "
             "the program; make the network outside of jax.jit."
         )
-    for _ in known(f"reactors.Network: an entry of {what}", value):
-        pass
+    refuse_no_numbers(f"reactors.Network: an entry of {what}", value)
     try:
         matrix = np.asarray(value, dtype=float)
         shape: Any = matrix.shape

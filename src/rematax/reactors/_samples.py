@@ -7,7 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._checks import known, refuse_negative, refuse_nonfinite, refuse_nonpositive
+from ._checks import (
+    refuse_negative,
+    refuse_no_numbers,
+    refuse_nonfinite,
+    refuse_nonpositive,
+)
 
 # How far, in steps, a sample may lie from its step: wider than the rounding of a quotient of
 # decimal numbers, and far below what a measured curve could show.
@@ -57,8 +62,7 @@ def sample_steps(times: Any, dx: float) -> np.ndarray:
         raise ValueError(
             f"reactors.sample_steps: the step dx must be one number, not of shape {np.shape(dx)}."
         )
-    for _ in known("reactors.sample_steps: a time", times):
-        pass
+    refuse_no_numbers("reactors.sample_steps: a time", times)
     try:
         at = np.asarray(times, dtype=float)
     except (TypeError, ValueError):

@@ -165,7 +165,8 @@ def _refuse_no_function(what: str, fun: Any, arguments: str, meaning: str) -> No
         inspect.signature(fun).bind(*arguments.split(", "))
     except TypeError as error:
         raise TypeError(
-            f"{what} must be a function of ({arguments}), {meaning}: {error}."
+            f"{what} must be a function of ({arguments}), {meaning}, but is not ({error}); write "
+            f"lambda {arguments}: ... around yours."
         ) from None
     except ValueError:
         pass  # built-in functions have no signature
@@ -175,12 +176,15 @@ def _refuse_unlike(must: str, found: PyTree, y: PyTree) -> None:
     """Raise where the state would be broadcast, or change its type, as a scan refuses, too."""
     structure: Any = jax.tree.structure(y)
     if jax.tree.structure(found) != structure:
-        raise TypeError(f"{must}, but gives {_kinds(found)} where the state is {_kinds(y)}.")
+        raise TypeError(
+            f"{must}, but gives {_kinds(found)} where the state is {_kinds(y)}: give both the same "
+            "structure, as by jnp.stack for an array or jax.tree.map for the rest."
+        )
     pairs = zip(jax.tree_util.tree_leaves_with_path(y), jax.tree.leaves(found), strict=True)
     for (path, here), there in pairs:
         where = jax.tree_util.keystr(path)
         if np.shape(there) != np.shape(here):
-            cure = "; it is never broadcast"
+            cure = "; it is never broadcast, so give it that shape"
         elif _result_type(here, there) != jnp.result_type(here):
             cure = f"; cast it with astype, or start from a state of {_result_type(here, there)}"
         else:
