@@ -82,8 +82,9 @@ class TaylorTest:
         slopes: The order by which the remainder falls from each step to the next.
         claimed: The slope along the direction that the gradient claims, ``g . d``.
         observed: The slope of the function itself, extrapolated from its secants.
-        uncertainty: By how much ``observed`` may be off: an error of the gradient along this
-            direction that is larger would have been seen. Infinite where nothing could be.
+        uncertainty: By how much ``observed`` may be off, so that an error of the gradient along
+            this direction that is several times as large would have been seen. Infinite, and
+            ``observed`` not a number, where the function showed no slope at all.
         note: What else the verdict has to say.
     """
 
@@ -400,17 +401,20 @@ class _Line:
         """Hold the slope that is known best against that of the gradient."""
         settled = sorted(self.settled(), key=lambda window: window.unsure)
         if not settled:
-            return self._undecided(min(self.windows(), key=lambda w: w.unsure / (w.largest or 1)))
+            likely = min(self.windows(), key=lambda w: w.unsure / (w.largest or 1))
+            return self._undecided(likely, math.inf)
         best = settled[0]
         off = best.slope - self.claimed
         if abs(off) <= best.unsure + self.same:
             return self._right(best)
         confirmed = any((w.slope - self.claimed) / off > w.unsure / abs(off) for w in settled[1:])
         if abs(off) <= 3 * best.unsure + self.same or not confirmed:
-            return self._undecided(best)
+            return self._undecided(best, abs(off))
         if self._kink(max(settled, key=lambda window: window.first)):
             note = ": its slopes on the two sides of x differ, as at a kink"
-            return dataclasses.replace(self._undecided(best), outcome="not smooth", note=note)
+            return dataclasses.replace(
+                self._undecided(best, math.inf), outcome="not smooth", note=note
+            )
         return self._result("wrong", min(w.first for w in settled), best)
 
     def _right(self, best: _Window) -> TaylorTest:
@@ -424,7 +428,7 @@ class _Line:
             or (stationary and falls)
             or (self.claimed == 0 and self._flat(best))
         ):
-            return self._undecided(best)
+            return self._undecided(best, bound)
         if not result.slopes:
             return dataclasses.replace(result, outcome="exact")
         off = abs(best.slope - self.claimed)
@@ -444,21 +448,22 @@ class _Line:
         bound = 6 * window.unsure + 0.01 * max(abs(slope), abs(window.slope))
         return abs(slope - window.slope) > bound
 
-    def _undecided(self, best: _Window) -> TaylorTest:
+    def _undecided(self, best: _Window, uncertainty: float) -> TaylorTest:
         """Say whether it was for noise or for the function's shape that nothing could be told."""
         drowned = best.noise > best.unsure / 4
         return TaylorTest(
             "rounding" if drowned else "not smooth",
             claimed=self.claimed,
-            observed=best.slope,
-            uncertainty=best.unsure,
+            observed=best.slope if math.isfinite(uncertainty) else math.nan,
+            uncertainty=uncertainty,
         )
 
     def _result(self, outcome: Outcome, first: int, best: _Window) -> TaylorTest:
         """Report the remainders that stand out of noise, from the first that counts on."""
         remainders = abs(self.rises - self.steps * self.claimed)
         clear = remainders > CLEAR * self._floor(abs(self.rises))
-        kept = list(itertools.takewhile(lambda i: clear[i], range(first, len(clear))))
+        counting = itertools.dropwhile(lambda i: not clear[i], range(first, len(clear)))
+        kept = list(itertools.takewhile(lambda i: clear[i], counting))
         steps, left = self.steps[kept], remainders[kept]
         slopes = np.diff(np.log(left)) / np.diff(np.log(steps))
         return TaylorTest(
