@@ -302,11 +302,10 @@ class _Line:
                     "of where it is defined?"
                 )
                 return TaylorTest("not finite", claimed=self.claimed, note=note)
-            if settled := self.settled():
-                # Noise may grow on the way from x, as where a sum of squares is zero at x, and
-                # among the closest neighbours one's rounding may be much like the next one's.
-                h = self.steps[min(settled, key=lambda window: window.unsure).first]
-                self.noise = max(self.noise, noise(self._neighbours(h, h / 2**10)))
+            # Noise may grow on the way from x, as where a sum of squares is zero at x, and among
+            # the closest neighbours one's rounding may be much like the next one's.
+            h = self.steps[self.likely(self.settled() or list(self.windows())).first]
+            self.noise = max(self.noise, noise(self._neighbours(h, h / 2**10)))
             result = self.verdict()
             if result.passed:
                 break
@@ -378,6 +377,11 @@ class _Line:
                 largest=float(abs(secants[i - 2 : i + 2]).max()),
             )
 
+    @staticmethod
+    def likely(windows: list[_Window]) -> _Window:
+        """Give the window that looks most like that of a smooth function."""
+        return min(windows, key=lambda window: window.unsure / (window.largest or 1.0))
+
     def _flat(self, window: _Window) -> bool:
         """Tell whether the value does not change at all there, but for plain rounding."""
         rises = abs(self.rises[window.first : window.first + 4])
@@ -401,8 +405,7 @@ class _Line:
         """Hold the slope that is known best against that of the gradient."""
         settled = sorted(self.settled(), key=lambda window: window.unsure)
         if not settled:
-            likely = min(self.windows(), key=lambda w: w.unsure / (w.largest or 1))
-            return self._undecided(likely, math.inf)
+            return self._undecided(self.likely(list(self.windows())), math.inf)
         best = settled[0]
         off = best.slope - self.claimed
         if abs(off) <= best.unsure + self.same:
