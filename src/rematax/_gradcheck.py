@@ -252,9 +252,9 @@ def taylor_test(
         claimed=claimed,
         size=size,
         eps=eps,
-        # the point is rounded, too, and so are the terms of the gradient
+        # the point is rounded, too
         least_noise=eps / 2 * float(np.linalg.norm(g * at)),
-        same=SAME * abs(claimed) + CLEAR * eps * float(np.linalg.norm(g * d)),
+        same=SAME * abs(claimed),
     )
     return line.judged(float(h0) if h0 else eps**0.125 * max(1.0, size))
 
