@@ -102,3 +102,14 @@ def test_refuses_negative_arguments(name):
     for function in (reactors.consecutive, reactors.consecutive_sensitivities):
         with pytest.raises(ValueError, match=rf"{name} must not be negative, not -1"):
             function(**arguments)
+
+
+def test_refuses_what_does_not_fit_and_what_is_no_number():
+    for function in (reactors.consecutive, reactors.consecutive_sensitivities):
+        with pytest.raises(
+            ValueError, match=rf"{function.__name__}: the shapes .* k1 \(3,\), k2 \(2,"
+        ):
+            function(np.ones(3), np.ones(2), 1.0)
+        for wrong in (None, "1", 1j):
+            with pytest.raises(TypeError, match=rf"{function.__name__}: t must be a real number"):
+                function(1.0, 1.0, wrong)

@@ -19,6 +19,19 @@ def test_prints_its_reactions():
     assert repr(network) == "Network(2 A -> B + 0.5 C, B + C -> nothing, C -> A)"
 
 
+@pytest.mark.parametrize(
+    ("orders", "shown"),
+    [
+        ([[1, 0], [0, 0]], "Network(A -> B, nothing -> B)"),
+        ([[0.5, 0], [0, 0]], "Network(A -> B [rate ~ A^0.5], nothing -> B)"),
+        ([[1, 0], [1, 0]], "Network(A -> B [rate ~ A B], nothing -> B)"),
+        ([[0, 2], [0, 0]], "Network(A -> B [rate ~ 1], nothing -> B [rate ~ A^2])"),
+    ],
+)
+def test_prints_the_orders_that_are_not_elementary(orders, shown):
+    assert repr(reactors.Network(AB, [[-1, 0], [1, 1]], orders)) == shown
+
+
 def test_can_be_a_static_argument():
     rates = jax.jit(lambda network, c, k: network.rates(c, k), static_argnums=0)
     again = reactors.Network(["A", "B", "C"], np.array([[-1, 0], [1, -1], [0, 1]]))
@@ -123,6 +136,7 @@ def test_mass_is_conserved(drawn, stepper):
     ("arguments", "sentence"),
     [
         ((("A", "B", "A"), [[1], [1], [1]]), "'A' is named twice"),
+        ((AB, [[-1, 1], [1, -1], [0, 1]]), r"2 species .* has shape \(3, 2\); transpose it"),
         ((AB, [[-1, 1, 0]]), r"row for each of the 2 species .* has shape \(1, 3\)"),
         ((AB, [-1, 1]), r"has shape \(2,\)"),
         ((AB, [[-1], [1, 2]]), "rows of different lengths"),
@@ -173,3 +187,36 @@ def test_names_are_wanted_as_names():
         reactors.Network("AB", [[-1], [1]])
     with pytest.raises(TypeError, match=r"by name, such as \{'A': 1.0\}, not a list"):
         reactors.Network(("A", "B"), [[-1], [1]]).feed([1.0, 2.0])
+
+
+@pytest.mark.parametrize("species", [3, {"A", "B"}, (1, 2), None, [[-1], [1]]])
+def test_species_are_a_list_of_names(species):
+    with pytest.raises(TypeError, match=r"reactors\.Network: species must be a list of names"):
+        reactors.Network(species, [[-1], [1]])
+
+
+@pytest.mark.parametrize("matrix", [None, "AB", [["-1"], ["1"]], [[1j], [1]]])
+def test_matrices_are_of_numbers(matrix):
+    for arguments in ((matrix,), ([[-1], [1]], matrix)):
+        if arguments[-1] is None and len(arguments) == 2:
+            continue  # the default orders
+        with pytest.raises(TypeError, match=r"reactors\.Network: an entry of the .*matrix.*real"):
+            reactors.Network(AB, *arguments)
+    with pytest.raises(TypeError, match=r"not of traced values.*outside of jax\.jit"):
+        jax.jit(lambda s: reactors.Network(AB, s))(jnp.array([[-1.0], [1.0]]))
+
+
+def test_cells_must_fit_together():
+    network = reactors.Network(AB, [[-1], [1]])
+    with pytest.raises(ValueError, match=r"Network\.feed: the shapes .* A \(2,\), B \(3,\)"):
+        network.feed({"A": np.ones(2), "B": np.ones(3)})
+    with pytest.raises(
+        ValueError, match=r"Network\.rates: the shapes .* c\[0\] \(4,\).* k\[0\] \(3,"
+    ):
+        network.rates(jnp.ones((2, 4)), [jnp.ones(3)])
+    with pytest.raises(ValueError, match=r"Network\.production: the shapes .*rates\[1\] \(3,\)"):
+        reactors.Network(AB, [[-1, 1], [1, -1]]).production([jnp.ones(2), jnp.ones(3)])
+    with pytest.raises(TypeError, match=r"Network\.production: rates: an entry must be a real num"):
+        network.production(["fast"])
+    with pytest.raises(TypeError, match=r"the concentration of A must be a real number"):
+        network.feed({"A": None})

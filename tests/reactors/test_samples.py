@@ -39,11 +39,20 @@ def test_step_of_a_scan_meets_the_closed_form_at_its_samples(x64):
         ([0.1, 0.25], 0.1, r"0.25 is 2.5 steps of 0.1; choose a step that divides it"),
         ([0.1, 0.300001], 0.1, r"0.300001 is 3.00001 steps"),
         ([0.1, -0.2], 0.1, "a time must not be negative, not -0.2"),
-        ([0.1, float("nan")], 0.1, "a time must not be negative, not nan"),
-        ([0.1, float("inf")], 0.1, "the times must be finite"),
-        ([0.2, 0.1], 0.1, "must increase, but 0.1 follows 0.2"),
-        ([0.2, 0.2], 0.1, "must increase, but 0.2 follows 0.2"),
+        (
+            [0.1, float("nan")],
+            0.1,
+            r"times\[1\] is nan; drop such samples, keep = np.isfinite\(times\), or mask",
+        ),
+        ([0.1, float("inf")], 0.1, r"the times must be finite, but times\[1\] is inf"),
+        ([0.2, 0.1], 0.1, r"but 0.1 follows 0.2; sort them with their data, .*np.argsort\(times"),
+        ([0.2, 0.2, 0.1], 0.1, r"sort them"),
+        ([0.2, 0.2], 0.1, r"0.2 follows 0.2; average replicates, .*np.unique\(times, return_inv"),
         ([0.2], 0.0, "the step dx must be positive, not 0"),
+        ([0.2], float("nan"), "the step dx must be positive, not nan"),
+        ([0.2], float("inf"), "the step dx must be finite"),
+        ([0.2], [0.1, 0.2], r"the step dx must be one number, not of shape \(2,\)"),
+        ([[0.1], [0.2, 0.3]], 0.1, "times must be a flat list of numbers"),
         ([], 0.1, r"at least one, not of shape \(0,\)"),
         ([[0.1]], 0.1, r"not of shape \(1, 1\)"),
         (0.1, 0.1, r"not of shape \(\)"),
@@ -57,3 +66,21 @@ def test_refuses_times_off_the_grid(times, dx, sentence):
 def test_refuses_traced_times():
     with pytest.raises(TypeError, match="must be numbers, not traced values"):
         jax.jit(lambda t: reactors.sample_steps(t, 0.1))(jnp.array([0.1]))
+
+
+@pytest.mark.parametrize("times", [None, "noon", [0.1, None], ["0.1"], [1j]])
+def test_refuses_what_is_no_number(times):
+    with pytest.raises(TypeError, match=r"reactors\.sample_steps: a time must be a real number"):
+        reactors.sample_steps(times, 0.1)
+    with pytest.raises(
+        TypeError, match=r"reactors\.sample_steps: the step dx must be a real number"
+    ):
+        reactors.sample_steps([0.1], times)
+
+
+def test_replicates_share_an_entry_as_the_message_says():
+    times, data = np.array([0.1, 0.3, 0.1, 0.3]), np.array([1.0, 3.0, 1.1, 2.9])
+    times, entry = np.unique(times, return_inverse=True)
+    path = np.arange(10.0)
+    model = path[reactors.sample_steps(times, 0.1)]
+    assert (model[entry] - data).shape == (4,) and model[entry].tolist() == [1.0, 3.0, 1.0, 3.0]

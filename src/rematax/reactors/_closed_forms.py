@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ._checks import refuse_negative
+from ._checks import refuse_misfits, refuse_negative
 
 # Coefficients of sinh(x)/x in x². With |x| < 1/2 the first one left out is below 1e-22.
 _SINHC = [1 / math.factorial(2 * m + 1) for m in range(9)]
@@ -47,7 +47,9 @@ def consecutive(k1: ArrayLike, k2: ArrayLike, t: ArrayLike, feed: ArrayLike = 1.
         arguments broadcast to. C is computed from the balance, to rounding of ``feed``.
 
     Raises:
-        ValueError: An argument is negative. Values that JAX is tracing cannot be checked.
+        TypeError: An argument is no real number.
+        ValueError: An argument is negative, or the shapes do not fit together. Values that JAX is
+            tracing cannot be checked.
 
     Example:
         >>> from rematax import reactors
@@ -76,7 +78,9 @@ def consecutive_sensitivities(
         the unit of ``feed`` times that of ``t``; shape ``(3, 2, ...)``.
 
     Raises:
-        ValueError: An argument is negative. Values that JAX is tracing cannot be checked.
+        TypeError: An argument is no real number.
+        ValueError: An argument is negative, or the shapes do not fit together. Values that JAX is
+            tracing cannot be checked.
 
     Example:
         Faster A → B makes more B in a short reactor and less in a long one; nothing is lost:
@@ -97,6 +101,7 @@ def _arguments(name: str, k1, k2, t, feed) -> tuple[Array, Array, Array, Array]:
     """Check the arguments, broadcast them, and make them dimensionless."""
     for what, value in {"k1": k1, "k2": k2, "t": t, "feed": feed}.items():
         refuse_negative(f"reactors.{name}: {what}", value)
+    refuse_misfits(name, k1=k1, k2=k2, t=t, feed=feed)
     k1, k2, t, feed = (
         jnp.asarray(value, dtype=jnp.result_type(float)) for value in (k1, k2, t, feed)
     )

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ._checks import refuse_negative
+from ._checks import refuse_misfits, refuse_negative, refuse_no_numbers
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -40,8 +41,11 @@ class Network:
             matrix holds only the difference.
 
     Raises:
-        TypeError: The species are one text and no list of names.
+        TypeError: The species are no list of names, or a matrix is not of numbers.
         ValueError: A species is named twice, a matrix has the wrong shape, or an order is negative.
+
+    Its repr has each reaction's equation and, unless the reaction is elementary, the orders: what
+    its rate is proportional to.
 
     Example:
         >>> import jax.numpy as jnp
@@ -53,6 +57,8 @@ class Network:
         >>> rates = network.rates(c, (1.0, 0.5))
         >>> bool((network.production(rates) == jnp.array([-2.0, 2.0, 0.0])).all())
         True
+        >>> reactors.Network(("A", "B"), [[-1], [1]], orders=[[0.5], [1]])
+        Network(A -> B [rate ~ A^0.5 B])
     """
 
     species: tuple[str, ...]
@@ -63,6 +69,12 @@ class Network:
         if isinstance(self.species, str):
             raise TypeError(
                 f"reactors.Network: species must be a list of names, not the text {self.species!r}."
+            )
+        ordered = isinstance(self.species, list | tuple)
+        if not ordered or not all(isinstance(name, str) for name in self.species):
+            raise TypeError(
+                "reactors.Network: species must be a list of names, such as ['A', 'B'], not "
+                f"{self.species!r:.60}."
             )
         species = tuple(self.species)
         twice = sorted({name for name in species if species.count(name) > 1})
@@ -88,12 +100,19 @@ class Network:
         return f"Network({', '.join(map(self._equation, range(len(self.stoichiometry[0]))))})"
 
     def _equation(self, reaction: int) -> str:
+        assert self.orders is not None  # set by __post_init__
         sides: tuple[list[str], list[str]] = ([], [])
-        for name, row in zip(self.species, self.stoichiometry, strict=True):
-            if moles := row[reaction]:
+        powers, elementary = [], True
+        for name, row, orders in zip(self.species, self.stoichiometry, self.orders, strict=True):
+            moles, order = row[reaction], orders[reaction]
+            if moles:
                 count = "" if abs(moles) == 1 else f"{abs(moles):g} "
                 sides[moles > 0].append(count + name)
-        return " -> ".join(" + ".join(side) or "nothing" for side in sides)
+            if order:
+                powers.append(name if order == 1 else f"{name}^{order:g}")
+            elementary &= order == max(-moles, 0)
+        equation = " -> ".join(" + ".join(side) or "nothing" for side in sides)
+        return equation if elementary else f"{equation} [rate ~ {' '.join(powers) or '1'}]"
 
     def feed(self, concentrations: Mapping[str, ArrayLike]) -> Array:
         """Make a state from the concentrations of some species; the others are absent.
@@ -127,6 +146,7 @@ class Network:
                     f"{', '.join(self.species)}."
                 )
             refuse_negative(f"reactors.Network.feed: the concentration of {name}", value)
+        refuse_misfits("Network.feed", **concentrations)
         values = [jnp.asarray(concentrations.get(name, 0.0), float) for name in self.species]
         return jnp.stack(jnp.broadcast_arrays(*values))
 
@@ -168,6 +188,9 @@ class Network:
         self._fits("Network.rates: k", k, len(self.stoichiometry[0]), "reactions")
         refuse_negative("reactors.Network.rates: a rate constant", k)
         amounts, rates = _apart(c), []
+        parts = {f"c[{i}]": amount for i, amount in enumerate(amounts)}
+        parts |= {f"k[{j}]": constant for j, constant in enumerate(_apart(k))}
+        refuse_misfits("Network.rates", **parts)
         for constant, column in zip(_apart(k), zip(*self.orders, strict=True), strict=True):
             powers = [_power(amounts[i], order) for i, order in enumerate(column) if order]
             rates.append(math.prod(powers, start=constant))
@@ -199,13 +222,18 @@ class Network:
         # Written out: networks are sparse, and a matrix product would be rounded coarsely on
         # accelerators, which breaks the mass balance.
         made, each = [], _apart(rates)
+        refuse_misfits("Network.production", **{f"rates[{j}]": r for j, r in enumerate(each)})
         for row in self.stoichiometry:
             terms = [moles * each[j] for j, moles in enumerate(row) if moles]
             made.append(functools.reduce(operator.add, terms or [jnp.zeros_like(each[0])]))
         return jnp.stack(made)
 
     def _fits(self, what: str, value: Any, count: int, axis: str) -> None:
-        found = (len(value),) if isinstance(value, list | tuple) else np.shape(value)[:1]
+        if isinstance(value, list | tuple):
+            refuse_no_numbers(f"reactors.{what}: an entry", value)
+            found = (len(value),)
+        else:
+            found = np.shape(value)[:1]
         if found != (count,):
             has = f"length {found[0]}" if found else "none"
             raise ValueError(
@@ -216,18 +244,25 @@ class Network:
 
 def _matrix(what: str, value: Any, species: int) -> np.ndarray:
     """Read a matrix with a row for each species and at least one column."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+        raise TypeError(
+            f"reactors.Network: {what} must be of numbers, not of traced values, since it shapes "
+            "the program; make the network outside of jax.jit."
+        )
+    refuse_no_numbers(f"reactors.Network: an entry of {what}", value)
     try:
         matrix = np.asarray(value, dtype=float)
         shape: Any = matrix.shape
-    except ValueError:
+    except (TypeError, ValueError):
         shape = "rows of different lengths"
     if isinstance(shape, tuple) and not np.isfinite(matrix).all():
         raise ValueError(f"reactors.Network: {what} must be of finite numbers.")
     if not isinstance(shape, tuple) or len(shape) != 2 or shape[0] != species or not shape[1]:
         found = f"shape {shape}" if isinstance(shape, tuple) else shape
+        turned = isinstance(shape, tuple) and len(shape) == 2 and shape[1] == species
         raise ValueError(
             f"reactors.Network: {what} needs a row for each of the {species} species and a column "
-            f"for each reaction, but has {found}."
+            f"for each reaction, but has {found}{'; transpose it' if turned else ''}."
         )
     return matrix
 

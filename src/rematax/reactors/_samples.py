@@ -7,7 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._checks import refuse_negative, refuse_nonpositive
+from ._checks import (
+    refuse_negative,
+    refuse_no_numbers,
+    refuse_nonfinite,
+    refuse_nonpositive,
+)
 
 # How far, in steps, a sample may lie from its step: wider than the rounding of a quotient of
 # decimal numbers, and far below what a measured curve could show.
@@ -22,7 +27,8 @@ def sample_steps(times: Any, dx: float) -> np.ndarray:
     Args:
         times: When the samples were taken, since the start, in the unit of ``dx``: a time in batch,
             a position or a residence time in plug flow. Not negative, and increasing. Replicates
-            share their entry.
+            share their entry: ``times, entry = np.unique(times, return_inverse=True)`` tells which
+            entry is each measurement's. Drop missing samples, or mask their data.
         dx: The step :math:`h`, positive.
 
     Returns:
@@ -31,9 +37,10 @@ def sample_steps(times: Any, dx: float) -> np.ndarray:
         last of them.
 
     Raises:
-        TypeError: An argument is traced by JAX: the numbers of steps shape the program.
-        ValueError: There is no time; a time is negative, infinite, not later than the one before
-            it, or no multiple of the step; or the step is not positive.
+        TypeError: An argument is traced by JAX: the numbers of steps shape the program. Or it is no
+            real number.
+        ValueError: There is no time; a time is negative, infinite or not a number, not later than
+            the one before it, or no multiple of the step; or the step is not a positive number.
 
     Example:
         >>> from rematax import reactors
@@ -50,18 +57,39 @@ def sample_steps(times: Any, dx: float) -> np.ndarray:
             "numbers of steps shape the program; call it outside of jax.jit."
         )
     refuse_nonpositive("reactors.sample_steps: the step dx", dx)
-    refuse_negative("reactors.sample_steps: a time", times)
-    at = np.asarray(times, dtype=float)
+    refuse_nonfinite("reactors.sample_steps: the step dx", dx)
+    if np.ndim(dx):
+        raise ValueError(
+            f"reactors.sample_steps: the step dx must be one number, not of shape {np.shape(dx)}."
+        )
+    refuse_no_numbers("reactors.sample_steps: a time", times)
+    try:
+        at = np.asarray(times, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError("reactors.sample_steps: times must be a flat list of numbers.") from None
     if at.ndim != 1 or not at.size:
         raise ValueError(
-            f"reactors.sample_steps: times must be a list of at least one, not of shape {at.shape}."
+            "reactors.sample_steps: times must be a list of at least one, not of shape "
+            f"{at.shape}; flatten a table, and put a single time into brackets."
         )
-    if not np.isfinite(at).all():
-        raise ValueError("reactors.sample_steps: the times must be finite.")
-    if (late := np.flatnonzero(np.diff(at) <= 0)).size:
-        before, after = at[late[0] : late[0] + 2]
+    if (bad := np.flatnonzero(~np.isfinite(at))).size:
         raise ValueError(
-            f"reactors.sample_steps: the times must increase, but {after:g} follows {before:g}."
+            f"reactors.sample_steps: the times must be finite, but times[{bad[0]}] is "
+            f"{at[bad[0]]:g}; drop such samples, keep = np.isfinite(times), or mask their data."
+        )
+    refuse_negative("reactors.sample_steps: a time", at)
+    gaps = np.diff(at)
+    if (late := np.flatnonzero(gaps <= 0)).size:
+        before, after = at[late[0] : late[0] + 2]
+        cure = (
+            "sort them with their data, order = np.argsort(times)"
+            if (gaps < 0).any()
+            else "average replicates, or let them share an entry: times, entry = np.unique(times, "
+            "return_inverse=True), and the model of the data is that of row entry"
+        )
+        raise ValueError(
+            f"reactors.sample_steps: the times must increase, but {after:g} follows {before:g}; "
+            f"{cure}."
         )
     quotient = at / dx
     steps = np.rint(quotient)

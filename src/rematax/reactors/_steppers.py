@@ -12,13 +12,16 @@ References:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from ._checks import refuse_nonpositive
+from ._checks import refuse_nonfinite, refuse_nonpositive
 
 PyTree = Any
 Rhs = Callable[[PyTree, Any], PyTree]
@@ -30,8 +33,9 @@ def euler(rhs: Rhs, dx: ArrayLike, output: Output | None = None) -> Step:
     r"""Make the explicit Euler step, of order one: :math:`y + h f(y, u)`.
 
     Args:
-        rhs: ``rhs(y, u)``, the derivative of the state: like ``y``, in its unit over that of
-            ``dx``. ``u`` is the scan's ``x`` of this step, ``None`` if it has no ``xs``.
+        rhs: ``rhs(y, u)``, the derivative of the state: of the structure and the shapes of ``y``,
+            never broadcast, of its precision or a lower one, in its unit over that of ``dx``.
+            ``u`` is the scan's ``x`` of this step, ``None`` if it has no ``xs``.
         dx: The step :math:`h`, positive: a time in batch, a length or a residence time in plug
             flow. The global error is proportional to it.
         output: ``output(y)`` of the new state is what each step of the scan puts out. Default:
@@ -41,7 +45,9 @@ def euler(rhs: Rhs, dx: ArrayLike, output: Output | None = None) -> Step:
         ``step(y, u)``, which returns the new state and the output. States may be any pytree.
 
     Raises:
-        ValueError: ``dx`` is not positive.
+        TypeError: ``rhs`` or ``output`` is no function of the arguments that it gets, or ``dx`` no
+            real number; from the step, ``rhs`` returns what is not like the state.
+        ValueError: ``dx`` is not positive and finite.
 
     Example:
         >>> import jax
@@ -67,7 +73,8 @@ def midpoint(rhs: Rhs, dx: ArrayLike, output: Output | None = None) -> Step:
         ``step(y, u)``, as in :func:`euler`.
 
     Raises:
-        ValueError: ``dx`` is not positive.
+        TypeError: As in :func:`euler`.
+        ValueError: As in :func:`euler`.
 
     Example:
         >>> import jax
@@ -97,7 +104,8 @@ def rk4(rhs: Rhs, dx: ArrayLike, output: Output | None = None) -> Step:
         ``step(y, u)``, as in :func:`euler`.
 
     Raises:
-        ValueError: ``dx`` is not positive.
+        TypeError: As in :func:`euler`.
+        ValueError: As in :func:`euler`.
 
     Example:
         The inputs ``xs`` of the scan are held over one step each. Here they are inflows:
@@ -125,13 +133,81 @@ def rk4(rhs: Rhs, dx: ArrayLike, output: Output | None = None) -> Step:
 
 def _factory(name: str, advance: Callable, rhs: Rhs, dx: ArrayLike, output: Output | None) -> Step:
     """Turn an advance of the state into the body of a scan."""
-    refuse_nonpositive(f"reactors.{name}: the step dx", dx)
+    caller = f"reactors.{name}"
+    _refuse_no_function(
+        f"{caller}: rhs", rhs, "y, u", "the state and the scan's x (None without xs)"
+    )
+    if output is not None:
+        _refuse_no_function(f"{caller}: output", output, "y", "the new state")
+    refuse_nonpositive(f"{caller}: the step dx", dx)
+    refuse_nonfinite(f"{caller}: the step dx", dx)
 
     def step(y, u):
-        y = advance(y, lambda y: rhs(y, u))
-        return y, None if output is None else output(y)
+        def slope(y):
+            found = rhs(y, u)
+            _refuse_unlike(f"{caller}: rhs must return a slope like the state", found, y)
+            return found
+
+        new = advance(y, slope)
+        _refuse_unlike(f"{caller}: the step dx must leave the state as it is", new, y)
+        return new, None if output is None else output(new)
 
     return step
+
+
+def _refuse_no_function(what: str, fun: Any, arguments: str, meaning: str) -> None:
+    if not callable(fun):
+        raise TypeError(
+            f"{what} must be a function of ({arguments}), {meaning}, not {fun!r:.40}; pass the "
+            "function itself and not the result of calling it."
+        )
+    try:
+        inspect.signature(fun).bind(*arguments.split(", "))
+    except TypeError as error:
+        raise TypeError(
+            f"{what} must be a function of ({arguments}), {meaning}, but is not ({error}); write "
+            f"lambda {arguments}: ... around yours."
+        ) from None
+    except ValueError:
+        pass  # built-in functions have no signature
+
+
+def _refuse_unlike(must: str, found: PyTree, y: PyTree) -> None:
+    """Raise where the state would be broadcast, or change its type, as a scan refuses, too."""
+    structure: Any = jax.tree.structure(y)
+    if jax.tree.structure(found) != structure:
+        raise TypeError(
+            f"{must}, but gives {_kinds(found)} where the state is {_kinds(y)}: give both the same "
+            "structure, as by jnp.stack for an array or jax.tree.map for the rest."
+        )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(y), jax.tree.leaves(found), strict=True)
+    for (path, here), there in pairs:
+        where = jax.tree_util.keystr(path)
+        if np.shape(there) != np.shape(here):
+            cure = "; it is never broadcast, so give it that shape"
+        elif _result_type(here, there) != jnp.result_type(here):
+            cure = f"; cast it with astype, or start from a state of {_result_type(here, there)}"
+        else:
+            continue
+        raise TypeError(
+            f"{must}, but gives {_kind(there)} where the state{where} is {_kind(here)}{cure}."
+        )
+
+
+def _result_type(*values: Any) -> np.dtype:
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*values)
+
+
+def _kind(leaf: Any) -> str:
+    try:
+        return f"{jnp.result_type(leaf)}[{','.join(map(str, np.shape(leaf)))}]"
+    except (TypeError, ValueError):
+        return repr(leaf)[:40]
+
+
+def _kinds(tree: PyTree) -> str:
+    return str(jax.tree.map(_kind, tree)).replace("'", "")
 
 
 def _add(y: PyTree, h: Any, slope: PyTree) -> PyTree:
