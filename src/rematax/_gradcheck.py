@@ -41,6 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._calls import check_function
 from ._noise import VALUES, noise, stuck
 from ._tables import table_html, table_text
 from ._tracing import check_arguments, in_one_sentence, inexact, name_of
@@ -482,6 +483,7 @@ class _Line:
 
 def _check(fun: Any, x: PyTree, h0: Any) -> None:
     """Refuse what can be refused without running anything."""
+    check_function("rx.taylor_test", fun)
     check_arguments("rx.taylor_test", fun, (x,))
     try:
         inspect.signature(fun).bind(x)

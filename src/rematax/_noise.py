@@ -3,11 +3,10 @@
 The rounding of a value is not eps times the value: it accumulates over the steps of a loop, and a
 sum that cancels hides it. At points so close together that a smooth function is a straight line
 there, whatever bends is noise. The :math:`k`-th differences of equally spaced values remove the
-line and multiply the variance of independent noise by :math:`(2k)! / k!^2`: Hamming's table, which
-Moré and Wild made into the algorithm ECnoise.
+line and multiply the variance of independent noise by :math:`(2k)! / k!^2`; Moré and Wild made of
+that the algorithm ECnoise.
 
 References:
-    R. W. Hamming (1971), "Introduction to Applied Numerical Analysis", McGraw-Hill, chapter 6.
     J. J. Moré and S. M. Wild (2011), "Estimating computational noise", SIAM Journal on Scientific
     Computing 33(3):1292-1314.
 """
