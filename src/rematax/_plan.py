@@ -36,7 +36,7 @@ from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 from ._search import Family, Search
 from ._sizes import format_bytes, format_fit, parse_limit
 from ._tables import table_html, table_text
-from ._tracing import name_of
+from ._tracing import is_array, is_number, name_of
 
 PyTree = Any
 
@@ -378,6 +378,12 @@ def _check(f: Any, init: PyTree, xs: PyTree, mode: Any, time: Any) -> None:
         pass  # it has no signature
     except TypeError as error:
         raise TypeError(f"rx.plan: f must be a function of (carry, x): {error}.") from None
+    for path, leaf in jax.tree_util.tree_leaves_with_path(init):
+        if not (is_array(leaf) or is_number(leaf)):
+            raise TypeError(
+                f"rx.plan: init{jax.tree_util.keystr(path)} must be an array, not {leaf!r:.40}; a "
+                "carry holds arrays only, so let f close over the rest."
+            )
     for leaf in jax.tree.leaves((init, xs)) if time else ():
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
             raise TypeError(
