@@ -70,7 +70,10 @@ def parse_bytes(size: int | str) -> int:
 
 def parse_limit(memory: int | str, caller: str) -> int:
     """Return a limit of memory in bytes, as :func:`parse_bytes` reads it; refuse one of nothing."""
-    limit = parse_bytes(memory)
+    try:
+        limit = parse_bytes(memory)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{caller}: memory: {error}") from None
     if limit < 1:
         raise ValueError(f"{caller}: memory must be at least one byte, not {memory!r}.")
     return limit
