@@ -99,8 +99,9 @@ class Solve:
         def one(values: list) -> Any:
             mine = dict(enumerate(leaves)) | dict(zip(mapped, values, strict=True))
             terms, y0, args = jax.tree.unflatten(self._tree, mine.values())
-            options.setdefault("stepsize_controller", self._controller)
-            return pick(self._dfx.diffeqsolve(terms, solver, *self._times, y0, args, **options))
+            problem = terms, solver, *self._times, y0, args
+            controller = {"stepsize_controller": self._controller}
+            return pick(self._dfx.diffeqsolve(*problem, **controller, **options))
 
         if not mapped:
             return one([])
