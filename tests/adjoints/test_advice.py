@@ -13,7 +13,7 @@ import pytest
 
 import rematax as rx
 from rematax import adjoints
-from rematax.adjoints import _advice, _options
+from rematax.adjoints import _advice, _arguments, _options
 
 RATE = 0.7
 NIGHTLY = pytest.mark.nightly
@@ -412,6 +412,12 @@ def test_numbers_are_a_state(y0):
     assert advice.state_bytes == 4 * sum(map(np.size, jax.tree.leaves(y0)))
 
 
+def test_whole_numbers_are_differentiated_as_the_floats_that_diffrax_makes_of_them():
+    times, options = (0.0, 1.0, 0.5), ("forward", None, None, None, 10, {})
+    given = _arguments.Arguments.checked(TERMS, diffrax.Euler(), times, (2, 3.0), None, *options)
+    assert all(jnp.issubdtype(a.dtype, jnp.floating) for a in given.inputs[1])
+
+
 def test_models_as_fields_and_as_arguments():
     model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
     start = jnp.ones(2)
@@ -600,9 +606,9 @@ def test_errors_of_the_vector_field_are_passed_on():
 
 
 def test_steps_at_given_times():
-    steps = diffrax.StepTo([0.0, 1.0, 5.0])
+    steps = diffrax.StepTo([0.0, 1.0, 2.0, 4.0, 5.0])
     advice = adjoints.advise(
         TERMS, diffrax.Heun(), 0.0, 5.0, None, jnp.ones(3), jnp.array(1.0), memory="1 MB",
         stepsize_controller=steps, mode="forward",
     )  # fmt: skip
-    assert (advice.steps, advice.max_steps) == (2, 3)
+    assert (advice.steps, advice.max_steps) == (4, 5)
