@@ -597,9 +597,9 @@ def test_without_diffrax(monkeypatch):
 
 def test_errors_of_the_vector_field_are_passed_on():
     def field(t, y, k):
-        raise RuntimeError("no such species")
+        raise ValueError("no such species")
 
-    with pytest.raises(RuntimeError, match="no such species"):
+    with pytest.raises(ValueError, match=r"^no such species"):
         adjoints.advise(
             diffrax.ODETerm(field), diffrax.Euler(), 0.0, 1.0, 0.1, jnp.ones(3), memory="1 MB"
         )
