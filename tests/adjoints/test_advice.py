@@ -307,6 +307,16 @@ def test_the_kind_of_loop_for_the_stages(own, mode, recursive, direct, forward):
     assert stages(diffrax.RecursiveCheckpointAdjoint(3)) is None
 
 
+def test_as_many_checkpoints_as_there_may_be_steps_or_fewer_than_there_were():
+    solve = types.SimpleNamespace(solver=diffrax.Euler(), steps=10, allowed=15)
+    options = _options.Options(solve, "reverse")
+    every, family = options.alone[0], options.family
+    assert every == _options.Option(diffrax.RecursiveCheckpointAdjoint(15), 15)
+    assert (family.most, family.number(every), family.number(options.alone[1])) == (9, 0, 0)
+    assert family.number(family.member(7)) == 7
+    assert options.work(family.member(9)) == 21 and options.work(every) == 20
+
+
 def test_a_solver_that_cannot_be_written_is_replaced():
     ours = type("Ours", (diffrax.Heun,), {})(scan_kind="bounded")
     assert _advice._solver_written(ours) == "dataclasses.replace(solver, scan_kind='bounded')"
