@@ -4,17 +4,18 @@ Everything public is here, by the name that it has in the literature: ``import r
 
 Where things are, each line resting on those below it:
 
-- ``_plan``, ``adjoints``: schedules and adjoints that fit a memory;
+- ``_plan`` with ``_gradient``, ``adjoints``: schedules and adjoints that fit a memory, both by
+  ``_search``;
 - ``_scan``: the entry, with the contract of ``jax.lax.scan``;
 - ``_maps``: what JAX is told of a loop (value, tangent, adjoint, and how each is transformed);
   ``_default``: the schedule where none is given;
 - ``_sweeps``, ``_structural``: how a loop is run, by a table or in JAX's own terms;
 - ``_loop``: a loop as a traced program, and the loops made of it;
 - ``_jax``: all that touches JAX's extension points; ``_jaxprs``: reads traced programs;
-- ``_schedules``, ``_binomial``, ``_online``: when to store and when to recompute, in plain Python;
-- beside them ``_inspect`` and ``_policies``, ``_measure``, ``_gradcheck``, ``_backends``: looking
-  and measuring; ``_calls``: a person's function as one of arrays alone; and ``_sizes``,
-  ``_tables``, ``_tracing``: small things that all use.
+- ``_schedules``, ``_binomial``: when to store and when to recompute, in plain Python;
+- beside them ``_inspect`` and ``_policies``, ``_measure``, ``_gradcheck`` and ``_noise``,
+  ``_backends``: looking and measuring; ``_calls``: a person's function as one of arrays alone; and
+  ``_sizes``, ``_tables``, ``_tracing``: small things that all use.
 
 ``reactors`` rests on nothing of these, ``book`` on ``_backends`` and ``_tables``.
 """

@@ -5,7 +5,7 @@ import jax
 import pytest
 
 import rematax as rx
-from rematax import _online
+from rematax.adjoints import _online
 
 STEPS = (1, 2, 3, 5, 6, 7, 10, 11, 14, 15, 16, 21, 28, 29, 45, 46, 78, 79, 133, 300)
 
@@ -64,3 +64,12 @@ def test_more_checkpoints_are_not_always_better():
         s = _online.best(n, most)
         assert 1 <= s <= most
         assert _online.evaluations(n, s) <= _online.evaluations(n, most)
+
+
+def test_the_best_is_the_best_of_all():
+    for n in (1, 2, 9, 40):
+        runs = [_online.evaluations(n, s) for s in range(1, n + 5)]
+        for most in range(1, n + 5):
+            s = _online.best(n, most)
+            assert 1 <= s <= most
+            assert _online.evaluations(n, s) == min(runs[:most])
