@@ -35,7 +35,7 @@ from ._measure import Measured, format_seconds, timed
 from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 from ._search import Family, Search
 from ._sizes import format_bytes, format_fit, parse_limit
-from ._tables import table_html, table_text
+from ._tables import lines_html, table_html, table_text
 from ._tracing import is_array, is_number, name_of
 
 PyTree = Any
@@ -163,8 +163,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         table = table_html(self._summary(), self._head(), self._table(), "plan")
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
-        return f"{table}{notes}<pre><code>{html.escape(self.line)}</code></pre>"
+        line = f"<pre><code>{html.escape(self.line)}</code></pre>"
+        return f"{table}{lines_html(self._notes())}{line}"
 
 
 def plan(

@@ -13,7 +13,7 @@ import jax
 from .._measure import measure
 from .._search import Search
 from .._sizes import format_bytes, format_fit, parse_limit
-from .._tables import table_html, table_text
+from .._tables import lines_html, table_html, table_text
 from . import _online
 from ._arguments import Arguments
 from ._backsolve import CLOSE, Verdict, judge
@@ -144,7 +144,7 @@ class Advice:
     def _repr_html_(self) -> str:
         table = table_html(self._summary(), _HEAD, self._table(), "advice")
         line = f"<pre><code>{html.escape(self.line)}</code></pre>"
-        return f"{table}{line}<p>{html.escape(self.backsolve)}</p>"
+        return f"{table}{line}{lines_html([self.backsolve])}"
 
 
 def advise(
