@@ -395,7 +395,7 @@ def test_the_verdict_never_rounds_up_to_all_of_the_bytes():
     )
     cost = rx.compare({"plain": plain, "nested": nested}, jnp.ones(100))
     assert cost.bytes_ratio("nested") < 0.005
-    saved = float(re.search(r"saves ([\d.]+) %", cost.verdict)[1])
+    saved = float(re.search(r"saves ([\d.]+)%", cost.verdict)[1])
     assert saved == pytest.approx(100 * (1 - cost.bytes_ratio("nested")), abs=0.1)
     assert saved < 100
 

@@ -209,7 +209,7 @@ class Comparison(Mapping[str, Cost]):
         elif ratio < 1:
             saved = 100 * (1 - ratio)  # rounded down near the end, where 100 would be untrue
             text = f"{saved:.0f}" if saved < 99.5 else f"{math.floor(10 * saved) / 10:g}"
-            parts = [f"saves {text} % of the bytes"]
+            parts = [f"saves {text}% of the bytes"]
         elif ratio == math.inf:
             parts = ["needs bytes where none were needed"]
         else:

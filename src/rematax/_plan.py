@@ -195,7 +195,7 @@ def plan(
     Predictions only order what is compiled, and each measured size corrects the others. On CPU
     they were within a tenth of what was measured (a third for ``Nested``), three states, half a
     tape and 1 kB, unless the compiler fused values away or devices shared an array. Of the
-    snapshots that fit, at most 3 % are given away, as far as the programs last.
+    snapshots that fit, at most 3% are given away, as far as the programs last.
 
     What any gradient needs whatever the schedule is not part of ``memory``: the arguments, ``ys``,
     their cotangents, and the gradients. A loss that keeps ``ys`` and their cotangents

@@ -262,8 +262,8 @@ def test_what_rounding_hides_is_no_error():
     [
         (2e-5, "Tried here, the gradient by BacksolveAdjoint is within 2.0e-05 of this one"),
         (0.01, "is within 1.0e-02"),
-        (0.011, "is off by 1.1 %"),
-        (0.04, "Warning: tried here, the gradient by BacksolveAdjoint is off by 4 %, without"),
+        (0.011, "is off by 1.1%"),
+        (0.04, "Warning: tried here, the gradient by BacksolveAdjoint is off by 4%, without"),
         (3.0, "is off by 3 times its size"),
         (np.inf, "is not finite"),
     ],

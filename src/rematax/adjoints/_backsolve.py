@@ -103,7 +103,7 @@ def _sentence(error: float) -> str:
     if error == math.inf:
         off = "not finite"
     else:
-        off = f"off by {100 * error:.2g} %" if error < 1 else f"off by {error:.3g} times its size"
+        off = f"off by {100 * error:.2g}%" if error < 1 else f"off by {error:.3g} times its size"
     return (
         f"Warning: tried here, the gradient by BacksolveAdjoint is {off}, without an error raised."
     )
