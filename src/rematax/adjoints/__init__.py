@@ -16,7 +16,6 @@ below it:
 - ``_online``: how often a step runs under online checkpointing, in plain Python.
 """
 
-from ._advice import Advice as Advice
-from ._advice import Candidate as Candidate
-from ._advice import advise as advise
-from ._advice import evaluations as evaluations
+from ._advice import Advice, Candidate, advise, evaluations
+
+__all__ = ["Advice", "Candidate", "advise", "evaluations"]
