@@ -269,7 +269,7 @@ def measure(fun: Callable[..., Any], *args: Any, time: bool = False, **kwargs: A
             the functions and texts of a model, is static: a part of the program.
         time: Also run it, and report the median time of a run: compiled before, warmed up, and
             waited for. Costs at least six runs. An argument of that name has to be bound to the
-            function, by :func:`functools.partial`.
+            function, by ``functools.partial``.
         **kwargs: Its keyword arguments, likewise.
 
     Returns:
