@@ -26,7 +26,7 @@ def row(costs, batches):
     """Measure the three ways for so many batches."""
     measured = costs(batches)
     ways = {
-        name: {"bytes": measured[name].temp_bytes, "time": round(measured.time_ratio(name), 3)}
+        name: {"bytes": measured[name].working_bytes, "time": round(measured.time_ratio(name), 3)}
         for name in measured
     }
     return {"batches": batches, "ways": ways}
