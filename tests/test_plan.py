@@ -240,6 +240,27 @@ def test_captured_arrays_are_arguments_with_gradients(jitted):
     assert case.needs(n, found.schedule) == pytest.approx(found.chosen.measured_bytes, rel=0.02)
 
 
+def test_closed_over_arrays_come_on_top_and_a_table_needs_no_gradient():
+    table = real(250_000)
+
+    def step(c, _, table=table):
+        where = jnp.clip((1000 * c).astype(int), 0, table.size - 1)
+        return 0.5 * c + 0.1 * table[where] + jnp.sin(c), None
+
+    def fixed(c, _):
+        return step(c, _, jax.lax.stop_gradient(table))
+
+    varied, held = (rx.plan(f, real(1000), length=100, memory="300 kB") for f in (step, fixed))
+    assert varied.captured_bytes == held.captured_bytes == table.nbytes
+    assert "closes over, 1.00 MB, come on top" in repr(varied)
+    assert varied.chosen.evaluations > held.chosen.evaluations
+    # As a constant of a program it is what rx.measure counts beside.
+    loss = lambda c: (rx.scan(fixed, c, length=100, schedule=held.schedule)[0] ** 2).sum()  # noqa: E731
+    cost = rx.measure(jax.grad(loss), real(1000))
+    assert cost.constant_bytes >= table.nbytes
+    assert cost.temp_bytes == pytest.approx(held.chosen.measured_bytes, rel=0.1)
+
+
 def test_nothing_is_run_and_nothing_big_is_made(compiled):
     huge = jax.ShapeDtypeStruct((10**9,), jnp.float32)  # 4 GB a state
     driven = jax.ShapeDtypeStruct((10**4, 10**9), jnp.float32)  # 40 TB

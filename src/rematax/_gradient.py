@@ -41,6 +41,7 @@ class Gradient:
         state_bytes: Bytes of one carry; where there is a batch, of all its examples.
         kept_bytes: Bytes of what a derivative needs of it.
         tape_bytes: Bytes of the residuals of one step, without what is there anyway.
+        captured_bytes: Bytes of the arrays that the step closes over.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Gradient:
         self.state_bytes = tree_bytes(self._outputs[0])
         self.tape_bytes = sum(stacked) // max(self.n, 1)
         self._fixed_bytes = rows.extra_bytes - sum(stacked)
-        self._captured_bytes = tree_bytes(list(filter(inexact, self._inputs[0])))
+        self.captured_bytes = tree_bytes(self._inputs[0])
+        self._slope_bytes = tree_bytes(list(filter(inexact, self._inputs[0])))
         self._x_bytes = tree_bytes(self._inputs[2]) // max(self.n, 1)
         self._y_bytes = tree_bytes(self._outputs[1]) // max(self.n, 1)
         self.default: Schedule = StoreAll()
@@ -135,7 +137,7 @@ class Gradient:
         """
         n, (states, tapes) = self.n, schedule.stored(self.n)
         kept_tapes = tapes if tapes > 1 else 0
-        work = self._fixed_bytes + self._captured_bytes + self.state_bytes
+        work = self._fixed_bytes + self._slope_bytes + self.state_bytes
         work += 0 if kept_tapes else self.tape_bytes
         exact, doubt = 0.0, 0.01
         if isinstance(schedule, Binomial):
@@ -146,7 +148,7 @@ class Gradient:
             exact = pieces(schedule, n, self._x_bytes, self._y_bytes)
             radices = schedule.blocks(n)
             if n % math.prod(radices[1:]):  # gradients of two parts, added up
-                exact += len(radices) * self._captured_bytes
+                exact += len(radices) * self._slope_bytes
         twice = 2 if self._mode == "hvp" else 1  # a tangent beside each value
         return Held(
             twice * states * self.kept_bytes,

@@ -62,7 +62,8 @@ class Cost:
         argument_bytes: Its arguments, as far as it uses them.
         output_bytes: Its results.
         alias_bytes: The part of the results that takes the place of donated arguments.
-        constant_bytes: Arrays that the function closes over.
+        constant_bytes: Arrays that the function closes over, those that the compiler could leave
+            out among them.
         compile_seconds: Time that the compiler took; ``None`` if JAX had compiled the program
             before, and took it from memory or from its cache on disk.
         seconds: Median time of a run, or ``None`` if it was not asked for.

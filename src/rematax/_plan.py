@@ -94,6 +94,7 @@ class Plan:
         length: Number of steps.
         state_bytes: Bytes of one carry, of all examples where there is a batch.
         tape_bytes: Bytes of the residuals of one step, without what is there anyway.
+        captured_bytes: Bytes of the arrays that the step closes over, which come on top.
         candidates: All schedules that were considered, those with the least work first.
         line: The call to paste.
         mode: What was measured: ``"reverse"`` or ``"hvp"``.
@@ -106,6 +107,7 @@ class Plan:
     length: int
     state_bytes: int
     tape_bytes: int
+    captured_bytes: int
     candidates: tuple[Candidate, ...]
     line: str
     mode: str
@@ -153,6 +155,9 @@ class Plan:
         )
         if self.chosen.modes == _MODES[:-1]:
             notes.append("In the gradient of a gradient it holds what one level less would.")
+        if self.captured_bytes:
+            size = format_bytes(self.captured_bytes)
+            notes.append(f"The arrays that the step closes over, {size}, come on top.")
         if not any(isinstance(each.schedule, Binomial) for each in self.candidates):
             notes.append("Binomial must not repeat a step whose effects have to happen in order.")
         return [*notes, f"Without a schedule, rx.scan takes {_written(self.default)} here."]
@@ -197,9 +202,12 @@ def plan(
     tape and 1 kB, unless the compiler fused values away or devices shared an array. Of the
     snapshots that fit, at most 3% are given away, as far as the programs last.
 
-    What any gradient needs whatever the schedule is not part of ``memory``: the arguments, ``ys``,
-    their cotangents, and the gradients. A loss that keeps ``ys`` and their cotangents
-    needs that much more.
+    What any gradient needs whatever the schedule is not part of ``memory``: ``init``, ``xs``, the
+    arrays that ``f`` closes over, ``ys``, their cotangents, and the gradients. The closed-over ones
+    are arguments here, where they are differentiated; in your program they may be constants, which
+    :func:`rematax.measure` counts. Wrap a table that you do not differentiate in
+    :func:`jax.lax.stop_gradient`, inside ``f``: no room is made for its gradient then. A loss
+    that keeps ``ys`` and their cotangents needs that much more.
 
     Args:
         f: The step, as for :func:`rematax.scan`.
@@ -264,6 +272,7 @@ def plan(
         length=gradient.n,
         state_bytes=gradient.state_bytes,
         tape_bytes=gradient.tape_bytes,
+        captured_bytes=gradient.captured_bytes,
         candidates=found.candidates(),
         line=f"rx.scan({name}, init, {steps}, schedule={_written(chosen)})",
         mode=mode,
@@ -358,7 +367,7 @@ class _Planned:
             f"rx.plan: none of the {len(search.measured)} schedules that were compiled fits "
             f"{_count(gradient.n, 'step')} into {format_bytes(search.limit)}; the smallest, "
             f"{_written(smallest)}, needs {format_bytes(need)} "
-            f"({need} bytes), so allow at least memory={need}, or make the state smaller "
+            f"({need} bytes), so allow memory={need}, or make the state smaller "
             f"({format_bytes(gradient.state_bytes)} now), by a narrower dtype or by sharding it."
         )
 

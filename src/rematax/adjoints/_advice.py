@@ -390,7 +390,7 @@ def _nothing_fits(solve: Solve, options: Options, search: Search[Option], mode: 
         f"adjoints.advise: no adjoint fits the {_WHAT[mode]} of {solve.steps} steps into "
         f"{format_bytes(search.limit)}; the smallest of {len(search.measured)} that were compiled, "
         f"{_written(smallest.adjoint)}{with_solver}, needs {format_bytes(need)} ({need} bytes), so "
-        f"allow at least memory={need}, or make the state smaller, by a narrower dtype or by "
+        f"allow memory={need}, or make the state smaller, by a narrower dtype or by "
         "sharding it."
     )
 
