@@ -62,7 +62,7 @@ class Problem:
             found = jax.block_until_ready(back(*point))
         except jax.errors.JaxRuntimeError:  # raised while it runs: it does not come back
             return np.inf
-        return max(map(relative, found, right(*point), point))
+        return float(max(map(relative, found, right(*point), point)))
 
 
 IMPLICIT = diffrax.AbstractImplicitSolver
