@@ -380,7 +380,7 @@ def test_loop_bodies_count_once():
     for stage in ("traced", "lowered", "compiled"):
         assert getattr(cost.operations["plain"], stage) == 3
         assert getattr(cost.operations["again"], stage) == 4
-    assert re.search(r"again: saves \d\d % of the bytes and has 1.33x the expensive", cost.verdict)
+    assert re.search(r"again: saves \d\d% of the bytes and has 1.33x the expensive", cost.verdict)
 
 
 def test_the_verdict_never_rounds_up_to_all_of_the_bytes():
