@@ -2,6 +2,10 @@
 
 import contextlib
 import functools
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +27,13 @@ SCHEDULES = [
 
 REMAT3 = bool(getattr(jax.config, "jax_remat3", False))
 OLD_REMAT3 = REMAT3 and jax.__version_info__ < (0, 12)
+
+
+def on_four_devices(program, *arguments):
+    """Run a program of this folder in a process with four devices."""
+    four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, pathlib.Path(__file__).with_name(program), *arguments]
+    return subprocess.run(command, env=os.environ | four, capture_output=True, text=True)
 
 
 @contextlib.contextmanager

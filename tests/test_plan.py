@@ -3,11 +3,7 @@
 import dataclasses
 import itertools
 import math
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +11,7 @@ import numpy as np
 import pytest
 
 import rematax as rx
+from scan_helpers import on_four_devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -458,11 +455,9 @@ def test_what_is_only_added_to_is_not_kept(memory):
 
 
 def test_each_device_has_its_part_of_the_limit():
-    program = pathlib.Path(__file__).with_name("sharded_plan.py")
-    four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    out = subprocess.run([sys.executable, program], env=os.environ | four, capture_output=True)
-    lines = out.stdout.decode().splitlines()
-    assert len(lines) == 2, out.stderr.decode()
+    run = on_four_devices("sharded_plan.py")
+    lines = run.stdout.splitlines()
+    assert len(lines) == 2, run.stderr
     for line in lines:
         limit, snapshots, needs, of_two_more = map(int, line.split())
         assert needs <= limit < of_two_more and snapshots >= 3

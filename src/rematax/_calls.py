@@ -127,6 +127,21 @@ def call_of(
     )
 
 
+def axis_of_each(in_axes: Any, trees: Any) -> list[Any]:
+    """Give the mapped axis of each leaf, as :func:`jax.vmap` reads a prefix of the trees.
+
+    Raises:
+        ValueError: It is no prefix of the trees.
+    """
+    axes: list[Any] = []
+
+    def over(axis: Any, tree: Any) -> None:
+        axes.extend([axis] * len(jax.tree.leaves(tree)))
+
+    jax.tree.map(over, in_axes, trees, is_leaf=lambda axis: axis is None)
+    return axes
+
+
 def check_function(caller: str, fun: Any) -> None:
     """Refuse what cannot be called.
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 import numbers
@@ -44,7 +43,7 @@ import numpy as np
 from ._calls import check_function
 from ._noise import VALUES, noise, stuck
 from ._tables import table_html, table_text
-from ._tracing import check_arguments, in_one_sentence, inexact, name_of
+from ._tracing import check_arguments, in_one_sentence, inexact, misfit, name_of
 
 PyTree = Any
 Outcome = Literal["passed", "exact", "wrong", "not smooth", "rounding", "not finite"]
@@ -494,15 +493,11 @@ def _check(fun: Any, x: PyTree, h0: Any) -> None:
     """Refuse what can be refused without running anything."""
     check_function("rx.taylor_test", fun)
     check_arguments("rx.taylor_test", fun, (x,))
-    try:
-        inspect.signature(fun).bind(x)
-    except TypeError as error:
+    if why := misfit(fun, x):
         raise TypeError(
-            f"rx.taylor_test: {name_of(fun)} must take one argument, x ({error}): bind the others "
+            f"rx.taylor_test: {name_of(fun)} must take one argument, x ({why}): bind the others "
             "with functools.partial or a lambda, or put what is to vary into one pytree."
-        ) from None
-    except ValueError:
-        pass  # built-in functions have no signature
+        )
     leaves = jax.tree.leaves(x)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError("rx.taylor_test: x must hold numbers; call it outside of jax.jit.")

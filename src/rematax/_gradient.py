@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._calls import axis_of_each
 from ._default import decided, kept_bytes, linearised, pieces
 from ._inspect import list_residuals
 from ._jax import UNREPEATABLE, Captured, Leaves, captured, has_tangent
@@ -71,7 +72,7 @@ class Gradient:
         self.tape_bytes = sum(stacked) // max(self.n, 1)
         self._fixed_bytes = rows.extra_bytes - sum(stacked)
         self.captured_bytes = tree_bytes(self._inputs[0])
-        self._slope_bytes = tree_bytes(list(filter(inexact, self._inputs[0])))
+        self._captured_slope_bytes = tree_bytes(list(filter(inexact, self._inputs[0])))
         self._x_bytes = tree_bytes(self._inputs[2]) // max(self.n, 1)
         self._y_bytes = tree_bytes(self._outputs[1]) // max(self.n, 1)
         self.default: Schedule = StoreAll()
@@ -116,7 +117,7 @@ class Gradient:
         # An argument is known by what was traced in its place: the loop may take a leaf of the
         # carry that stays as it is for a constant.
         leaves = jax.tree.leaves((init, xs))
-        each = [None] * len(leaves) if axes is None else _each_axis(axes, (init, xs))
+        each = axis_of_each(axes, (init, xs))
         given = dict(zip(map(id, seen["args"]), zip(leaves, each, strict=True), strict=True))
         inputs = [[given.get(id(leaf), (leaf, None)) for leaf in part] for part in seen["parts"]]
         arrays = tuple([_as_given(leaf) for leaf, _ in part] for part in inputs)
@@ -137,7 +138,7 @@ class Gradient:
         """
         n, (states, tapes) = self.n, schedule.stored(self.n)
         kept_tapes = tapes if tapes > 1 else 0
-        work = self._fixed_bytes + self._slope_bytes + self.state_bytes
+        work = self._fixed_bytes + self._captured_slope_bytes + self.state_bytes
         work += 0 if kept_tapes else self.tape_bytes
         exact, doubt = 0.0, 0.01
         if isinstance(schedule, Binomial):
@@ -148,7 +149,7 @@ class Gradient:
             exact = pieces(schedule, n, self._x_bytes, self._y_bytes)
             radices = schedule.blocks(n)
             if n % math.prod(radices[1:]):  # gradients of two parts, added up
-                exact += len(radices) * self._slope_bytes
+                exact += len(radices) * self._captured_slope_bytes
         twice = 2 if self._mode == "hvp" else 1  # a tangent beside each value
         return Held(
             twice * states * self.kept_bytes,
@@ -234,17 +235,6 @@ def _axes(in_axes: Any, init: PyTree, xs: PyTree) -> tuple[Any, Any]:
         why = first_line(error).rstrip(":")
         raise ValueError(f"rx.plan: in_axes={in_axes!r} does not fit init and xs: {why}.") from None
     return axes[0], axes[1]
-
-
-def _each_axis(axes: PyTree, trees: PyTree) -> list[Any]:
-    """Give the axis of each leaf."""
-    spread: list[Any] = []
-
-    def over(axis: Any, tree: PyTree) -> None:
-        spread.extend([axis] * len(jax.tree.leaves(tree)))
-
-    jax.tree.map(over, axes, trees, is_leaf=lambda axis: axis is None)
-    return spread
 
 
 def _as_given(leaf: Any) -> Any:

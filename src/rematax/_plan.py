@@ -21,7 +21,6 @@ References:
 from __future__ import annotations
 
 import html
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from ._schedules import Binomial, EveryStep, Nested, Schedule, StoreAll
 from ._search import Family, Search
 from ._sizes import format_bytes, format_fit, parse_limit
 from ._tables import lines_html, table_html, table_text
-from ._tracing import is_array, is_number, name_of
+from ._tracing import is_array, is_number, misfit, name_of
 
 PyTree = Any
 
@@ -381,12 +380,8 @@ def _check(f: Any, init: PyTree, xs: PyTree, mode: Any, time: Any) -> None:
         raise TypeError(f"rx.plan: time must be True or False, not {time!r}.")
     if not callable(f):
         raise TypeError(f"rx.plan: f must be a function of (carry, x), not {f!r:.60}.")
-    try:
-        inspect.signature(f).bind(init, xs)
-    except ValueError:
-        pass  # it has no signature
-    except TypeError as error:
-        raise TypeError(f"rx.plan: f must be a function of (carry, x): {error}.") from None
+    if why := misfit(f, init, xs):
+        raise TypeError(f"rx.plan: f must be a function of (carry, x): {why}.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(init):
         if not (is_array(leaf) or is_number(leaf)):
             raise TypeError(

@@ -166,10 +166,9 @@ class Search(Generic[Option]):
             return self._expected[option]
         number, tried = self._family.number(option), self._tried()
         if number and len(tried) > 1:  # of its own family more is known: a line through two
-            (a, low), (b, high) = sorted(tried.items(), key=lambda known: abs(known[0] - number))[
-                :2
-            ]
-            return round(low + (high - low) / (b - a) * (number - a))
+            a, b = sorted(tried, key=lambda near: abs(near - number))[:2]
+            slope = (tried[b] - tried[a]) / (b - a)
+            return round(tried[a] + slope * (number - a))
         held = self._held(option)
         return round(float(self._factors @ np.array(held[:3])) + held.exact)
 

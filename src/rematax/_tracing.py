@@ -8,6 +8,7 @@ itself raises are passed on as they are.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import traceback
@@ -102,6 +103,17 @@ def in_one_sentence(caller: str, fun: Callable, args: tuple) -> Iterator[None]:
         why = "an argument that it says is static is traced here"
         what = "bind static arguments with functools.partial or a lambda"
     raise TypeError(f"{caller}: {name_of(fun)} cannot be traced ({why}): {what}.")
+
+
+def misfit(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Say why a function cannot be called with arguments; nothing if it can, or does not tell."""
+    try:
+        inspect.signature(fun).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass  # functions built into Python have no signature
+    return ""
 
 
 def is_jitted(fun: Any) -> bool:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._calls import axis_of_each
 from .._sizes import tree_bytes
 from .._tracing import first_line, is_array, is_number
 
@@ -219,11 +220,8 @@ def _axes(in_axes: Any, y0: PyTree, args: PyTree) -> list[int | None]:
     wrong = "adjoints.advise: in_axes must be as jax.vmap's for (y0, args), such as (0, None)"
     if not isinstance(in_axes, tuple | list) or len(in_axes) != 2:
         raise TypeError(f"{wrong}, not {in_axes!r:.60}.")
-    axes: list[int | None] = []
-    fill = lambda axis, tree: axes.extend([axis] * len(jax.tree.leaves(tree)))  # noqa: E731
     try:
-        for prefix, tree in zip(in_axes, (y0, args), strict=True):
-            jax.tree.map(fill, prefix, tree, is_leaf=lambda axis: axis is None)
+        axes = axis_of_each(tuple(in_axes), (y0, args))
     except ValueError as error:
         raise ValueError(f"{wrong}, or trees of these ({first_line(error)}).") from error
     sizes = set()

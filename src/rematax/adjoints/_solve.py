@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jaxprs import sub_jaxprs
+from .._jaxprs import equations
 from .._sizes import leaf_bytes, tree_bytes
 from .._tracing import first_line, inexact, is_array
 from ._arguments import Arguments, import_diffrax
@@ -172,9 +172,7 @@ def _in_the_field(error: BaseException) -> bool:
 
 def _made_bytes(closed: Any) -> int:
     """Add up the bytes of all values that a traced program makes, a loop's body once."""
-    jaxpr = getattr(closed, "jaxpr", closed)
-    own = sum(leaf_bytes(var.aval) for eqn in jaxpr.eqns for var in eqn.outvars)
-    return own + sum(_made_bytes(inner) for eqn in jaxpr.eqns for inner in sub_jaxprs(eqn))
+    return sum(leaf_bytes(var.aval) for eqn in equations(closed) for var in eqn.outvars)
 
 
 def _data(like: jax.Array) -> jax.Array:
